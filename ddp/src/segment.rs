@@ -189,7 +189,7 @@ impl<'a> UntaggedSegment<'a> {
     /// Which one that is, the layer above knows from the octet it carries in `rsvd_ulp`.
     #[inline]
     pub const fn check_queue(&self, expected: u32) -> Result<(), UntaggedError> {
-        // DDP-050
+        // DDP-050, REG-02
         if self.queue == expected { Ok(()) } else { Err(UntaggedError::InvalidQueue) }
     }
 }

@@ -11,7 +11,8 @@ use crate::wire::{CRC_LEN, LENGTH_LEN};
 pub enum Step<'b> {
     /// Nothing can be said before so many octets are at the front of the buffer.
     Need(usize),
-    /// A ULPDU: the FPDU around it was whole, and its CRC right if CRCs are in use.
+    /// A ULPDU: the FPDU around it was whole, and its CRC right if CRCs are in use, of which
+    /// nothing is to be seen here (MPA-053).
     Ulpdu(&'b [u8]),
 }
 
@@ -88,7 +89,8 @@ impl Deframer {
         let start = layout.lead().saturating_add(LENGTH_LEN);
         let length = buf.get(layout.lead()..).and_then(|at| at.first_chunk::<LENGTH_LEN>());
         let Some(length) = length else { return Ok(Step::Need(start)) };
-        // MPA-075: boundaries are found by length; any that the field can state is taken.
+        // MPA-074, MPA-075: boundaries are found by length, whatever TCP made of them; any length
+        // that the field can state is taken.
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
         let body = body_len(ulpdu_len);
         let wire_len = layout.wire_len(body);

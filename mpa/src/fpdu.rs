@@ -26,7 +26,7 @@ impl From<&Negotiated> for Framing {
     }
 }
 
-/// Octets of an FPDU without markers: a multiple of 4 (MPA-049).
+/// Octets of an FPDU without markers: a multiple of 4 (MPA-046, MPA-049).
 #[inline]
 pub(crate) const fn body_len(ulpdu_len: usize) -> usize {
     let padded = ulpdu_len.saturating_add(LENGTH_LEN).saturating_add(3) & !3;
@@ -91,7 +91,8 @@ impl Framer {
         framed_len(ulpdu_len, self.markers, self.position)
     }
 
-    /// Builds one FPDU at the front of `out`; gives its length on the wire, [`Framer::framed_len`].
+    /// Builds one FPDU at the front of `out`, for one ULPDU (MPA-040); gives its length on the
+    /// wire, [`Framer::framed_len`].
     ///
     /// `fill` gets exactly `ulpdu_len` octets, of any content, and writes the ULPDU into them. If
     /// it fails nothing has happened, except that octets of `out` may have been written. The CRC

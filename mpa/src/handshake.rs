@@ -40,7 +40,8 @@ impl Initiator {
     /// Takes octets from the peer, in any cut; gives how many, and the outcome once the Reply is
     /// whole.
     ///
-    /// No octet behind the Reply is taken: those belong to the FPDU stream (FC-001).
+    /// No octet behind the Reply is taken: those belong to the FPDU stream, which starts there, as
+    /// it does behind the Request (MPA-001, FC-001).
     pub fn handle_input(&mut self, input: &[u8]) -> Result<(usize, Option<Outcome>), Error> {
         let (taken, reply) = self.reply.take(input)?;
         let Some(reply) = reply else { return Ok((taken, None)) };
@@ -225,7 +226,8 @@ impl Reception {
         }
     }
 
-    /// Ends the exchange; the same error meets every later call.
+    /// Ends the exchange, whichever frame was badly formed (MPA-022, MPA-026); the same error meets
+    /// every later call.
     fn fail(&mut self, error: StartupError) -> Error {
         self.octets = Vec::new();
         self.state = State::Failed(error.clone());

@@ -45,7 +45,8 @@ pub struct Offer {
     /// Ask for CRCs. They are in use if either side asks (MPA-014). To do without them is for
     /// those who have protection of equal strength from end to end (MPA-052).
     pub crc: bool,
-    /// Inbound RDMA Reads this side can hold: a limit, which is not exceeded.
+    /// Inbound RDMA Reads this side can hold: a limit, which is not exceeded. (A responder that
+    /// names a Read as RTR makes 1 of 0, CONN-14.)
     ///
     /// As `Count` the number also holds where nothing is negotiated (revision 1, or the peer does
     /// not want to). `NotNegotiated` leaves it to the programs, and [`Negotiated::ird`] is 0.
@@ -89,7 +90,7 @@ impl Default for Offer {
         Self {
             revision: Revision::V2,
             markers: false,
-            // MPA-051
+            // MPA-051, DDP-005
             crc: true,
             ird: Depth::Count(Self::DEFAULT_DEPTH),
             ord: Depth::Count(Self::DEFAULT_DEPTH),
@@ -173,7 +174,7 @@ pub struct Negotiated {
     pub peer_ord: Option<u32>,
     /// Initiator: the RTR to send in front of everything else. Responder: the RTR agreed on; any
     /// valid FPDU will do instead, and `None` says that no particular one is due. An RTR by Read
-    /// counts in neither side's ORD.
+    /// may be sent whatever the ORD, 0 included.
     pub rtr: Option<Rtr>,
     /// The peer's private data.
     pub private_data: Bytes,
@@ -233,6 +234,7 @@ pub enum Outcome {
 /// Revision 0 is the RDMA Consortium's: well formed, but of other protocols above (MPA-018).
 const fn served(revision: u8) -> Result<(), StartupError> {
     match revision {
+        // CONN-02
         1 | 2 => Ok(()),
         other => Err(StartupError::Revision(other)),
     }
@@ -416,6 +418,7 @@ pub(crate) fn conclude(offer: &Offer, reply: StartupFrame) -> Result<Outcome, St
         // CONN-25, also for a reply that drops A.
         Outcome::Unusable { reason: Unusable::NoCommonRtr, negotiated }
     } else {
+        // MPA-028
         Outcome::Accepted(negotiated)
     })
 }
@@ -453,7 +456,7 @@ mod tests {
         Enhanced { peer_to_peer: true, rtr: RtrTypes::WRITE, ird, ord }
     }
 
-    // CONN-01, CONN-21, D15, MPA-051
+    // CONN-01, CONN-21, D15, MPA-051, DDP-005
     #[test]
     fn default_request() {
         let frame = request(&Offer::default());

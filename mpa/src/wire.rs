@@ -121,7 +121,7 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// Highest depth that can be stated.
+    /// Highest depth that can be stated (CONN-28).
     pub const MAX: u16 = DEPTH_MASK - 1;
 
     /// The depth `count`, or the highest that can be stated.
@@ -280,7 +280,7 @@ impl StartupFrame {
         };
         let length = header.private_data_length.get();
         let private_data = usize::from(length);
-        // MPA-020, SEC-22: refused before one octet of it is waited for.
+        // MPA-019, MPA-020, SEC-22: refused before one octet of it is waited for.
         if private_data > PRIVATE_DATA_MAX {
             return Err(StartupError::PrivateDataLength(length));
         }

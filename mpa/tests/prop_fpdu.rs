@@ -60,7 +60,7 @@ proptest! {
         }
     }
 
-    // MPA-067, MPA-074, MPA-075, MPA-076
+    // MPA-053, MPA-067, MPA-074, MPA-075, MPA-076
     #[test]
     fn any_cut_gives_the_same_ulpdus(
         position in position(),

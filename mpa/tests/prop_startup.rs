@@ -109,7 +109,7 @@ proptest! {
         }
     }
 
-    // MPA-037: a side takes the frame and not one octet more, in any cut.
+    // MPA-001, MPA-037: a side takes the frame and not one octet more, in any cut.
     #[test]
     fn any_cut_of_a_frame_is_the_same(
         frame in startup_frame(),

@@ -1,0 +1,191 @@
+//! [`TxBatch`]: octets on their way to TCP.
+
+use std::ops::Range;
+
+use iwarp_ddp::Stag;
+
+/// One record for TCP: whole FPDUs, to be written with one system call if possible.
+///
+/// It belongs to whoever drives the stream and is used again and again. Its pieces, in order, are its
+/// [`chunks`](Self::chunks): octets staged here, and, where no CRC and no markers are in use, payload
+/// that stays where it is until it is written.
+#[derive(Debug)]
+pub struct TxBatch {
+    staging: Vec<u8>,
+    staged: usize,
+    chunks: Vec<Chunk>,
+    len: usize,
+    /// Payloads of at least so many octets are not copied, if neither CRC nor markers are in use. `None`:
+    /// everything is copied.
+    pub gather_from: Option<u32>,
+}
+
+/// A piece of a [`TxBatch`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Chunk {
+    /// This range of [`TxBatch::staged`].
+    Staged(Range<usize>),
+    /// Octets of an own operation's buffer, which [`Stream::source_buffer`](crate::Stream::source_buffer)
+    /// gives.
+    Local {
+        /// The operation.
+        op: u64,
+        /// Octets of the buffer before the piece.
+        offset: u64,
+        /// Octets of the piece.
+        len: usize,
+    },
+    /// Octets of memory that the peer reads. Its rights were checked when the batch was filled, and have
+    /// to be checked again when it is written.
+    Remote {
+        /// Names the memory.
+        stag: Stag,
+        /// Tagged offset of the piece.
+        offset: u64,
+        /// Octets of the piece.
+        len: usize,
+    },
+}
+
+impl Chunk {
+    /// Octets of the piece.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Staged(range) => range.len(),
+            Self::Local { len, .. } | Self::Remote { len, .. } => *len,
+        }
+    }
+
+    /// Whether the piece has no octets. Pieces of a batch always have some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl TxBatch {
+    /// An empty batch that stages up to `octets`.
+    ///
+    /// It grows, once, if a single FPDU is larger. Everything is copied unless
+    /// [`gather_from`](Self::gather_from) is set.
+    #[must_use]
+    pub fn with_capacity(octets: usize) -> Self {
+        Self { staging: vec![0; octets], staged: 0, chunks: Vec::new(), len: 0, gather_from: None }
+    }
+
+    /// Drops the content and keeps the room.
+    pub fn clear(&mut self) {
+        self.staged = 0;
+        self.chunks.clear();
+        self.len = 0;
+    }
+
+    /// The pieces, in the order of the wire.
+    #[must_use]
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// The octets that [`Chunk::Staged`] pieces are ranges of.
+    #[must_use]
+    pub fn staged(&self) -> &[u8] {
+        self.staging.get(..self.staged).unwrap_or_default()
+    }
+
+    /// Octets on the wire, all pieces together.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the record ends behind this batch (`MSG_EOR` where the system has it), so that the next
+    /// FPDU starts a TCP segment (MPA-072). True of every batch that is not empty.
+    #[must_use]
+    pub const fn ends_record(&self) -> bool {
+        self.len != 0
+    }
+
+    /// Room for `octets` more, made if the batch is empty; `None` if they do not fit.
+    pub(crate) fn room(&mut self, octets: usize) -> Option<&mut [u8]> {
+        let end = self.staged.saturating_add(octets);
+        if end > self.staging.len() {
+            if !self.is_empty() {
+                return None;
+            }
+            self.staging.resize(end, 0);
+        }
+        self.staging.get_mut(self.staged..end)
+    }
+
+    /// The first `octets` of the room are part of the record now.
+    pub(crate) fn push_staged(&mut self, octets: usize) {
+        let end = self.staged.saturating_add(octets).min(self.staging.len());
+        let start = std::mem::replace(&mut self.staged, end);
+        if start == end {
+            return;
+        }
+        self.len = self.len.saturating_add(end.saturating_sub(start));
+        match self.chunks.last_mut() {
+            Some(Chunk::Staged(range)) if range.end == start => range.end = end,
+            _ => self.chunks.push(Chunk::Staged(start..end)),
+        }
+    }
+
+    /// A piece that stays where it is.
+    pub(crate) fn push_gathered(&mut self, chunk: Chunk) {
+        self.len = self.len.saturating_add(chunk.len());
+        self.chunks.push(chunk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_become_one_piece() {
+        let mut batch = TxBatch::with_capacity(16);
+        batch.room(4).unwrap().copy_from_slice(b"head");
+        batch.push_staged(4);
+        batch.room(4).unwrap().copy_from_slice(b"more");
+        batch.push_staged(4);
+        batch.push_gathered(Chunk::Local { op: 7, offset: 0, len: 100 });
+        batch.room(2).unwrap().copy_from_slice(b"!!");
+        batch.push_staged(2);
+
+        assert_eq!(batch.staged(), b"headmore!!");
+        let expected = [
+            Chunk::Staged(0..8),
+            Chunk::Local { op: 7, offset: 0, len: 100 },
+            Chunk::Staged(8..10),
+        ];
+        assert_eq!(batch.chunks(), expected);
+        assert_eq!(batch.len(), 110);
+        assert!(batch.ends_record());
+    }
+
+    #[test]
+    fn only_an_empty_batch_grows() {
+        let mut batch = TxBatch::with_capacity(4);
+        assert!(batch.room(8).is_some());
+        batch.push_staged(8);
+        assert!(batch.room(1).is_none());
+        batch.clear();
+        assert!(batch.is_empty() && !batch.ends_record());
+        assert!(batch.room(8).is_some());
+    }
+
+    #[test]
+    fn nothing_pushed_is_no_piece() {
+        let mut batch = TxBatch::with_capacity(4);
+        batch.push_staged(0);
+        assert!(batch.chunks().is_empty());
+    }
+}

@@ -1,0 +1,79 @@
+//! What a stream counts.
+
+use crate::opcode::Opcode;
+
+/// Counters of one stream. They only grow, and wrap where they overflow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Valid FPDUs received and dealt with.
+    pub fpdus_in: u64,
+    /// FPDUs handed out to be sent.
+    pub fpdus_out: u64,
+    /// Octets of the wire in `fpdus_in`.
+    pub octets_in: u64,
+    /// Octets of the wire in `fpdus_out`.
+    pub octets_out: u64,
+    /// Octets discarded because the stream was over.
+    pub octets_discarded: u64,
+    /// Whole messages received, by [`Opcode`].
+    pub messages_in: Messages,
+    /// Whole messages handed out to be sent, by [`Opcode`].
+    pub messages_out: Messages,
+    /// FPDUs with a wrong CRC. More than one cannot be: the first ends the stream.
+    pub crc_errors: u64,
+    /// Times that a Send was held back for want of a receive.
+    pub held_back: u64,
+}
+
+impl Counters {
+    /// Terminate messages received: 0 or 1.
+    #[must_use]
+    pub fn terminates_in(&self) -> u64 {
+        self.messages_in.of(Opcode::Terminate)
+    }
+
+    /// Terminate messages handed out to be sent: 0 or 1.
+    #[must_use]
+    pub fn terminates_out(&self) -> u64 {
+        self.messages_out.of(Opcode::Terminate)
+    }
+}
+
+/// One count for each opcode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Messages([u64; Opcode::ALL.len()]);
+
+impl Messages {
+    /// Messages with this opcode.
+    #[must_use]
+    pub fn of(&self, opcode: Opcode) -> u64 {
+        self.0.get(usize::from(opcode.raw())).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn count(&mut self, opcode: Opcode) {
+        if let Some(count) = self.0.get_mut(usize::from(opcode.raw())) {
+            *count = count.wrapping_add(1);
+        }
+    }
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &mut u64, amount: usize) {
+    *counter = counter.wrapping_add(amount as u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opcodes_are_counted_apart() {
+        let mut messages = Messages::default();
+        messages.count(Opcode::Send);
+        messages.count(Opcode::Send);
+        messages.count(Opcode::AtomicResponse);
+        let counts = Opcode::ALL.map(|opcode| messages.of(opcode));
+        assert_eq!(counts, [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+}

@@ -1,0 +1,46 @@
+//! What a stream asks of the owner of the memory and of the receive queue.
+
+use iwarp_ddp::{Placement, Source, Stag};
+
+/// The memory and the receive queue behind a stream.
+///
+/// `B` is the local side of a work request, opaque to the stream: it comes in with an
+/// [`Operation`](crate::Operation) or a [`Receive`] and goes back in an [`Event`](crate::Event).
+/// Any call may fail at any time, for example because a region was deregistered between two segments
+/// of one message: that ends the stream and nothing else. No call blocks.
+pub trait Memory<B>: Placement<Buffer = B> + Source<Buffer = B> {
+    /// Takes the next posted receive, in posting order; `None` if nothing is posted.
+    ///
+    /// A receive that was taken comes back in exactly one [`Event::ReceiveDone`](crate::Event::ReceiveDone).
+    fn take_receive(&mut self) -> Option<Receive<B>>;
+
+    /// Revokes the remote access of an `STag`, as a Send with Invalidate asks.
+    ///
+    /// Called after the last octet of the payload was placed and before the receive completes
+    /// (RDMAP-046). On `Err` nothing has changed. When it returns `Ok`, no octet moves through the
+    /// `STag` any more (SEC-04).
+    fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal>;
+}
+
+/// A posted receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receive<B> {
+    /// Where its octets go.
+    pub buffer: B,
+    /// How many it takes.
+    pub capacity: u64,
+}
+
+/// Why a peer may not invalidate an `STag` (conformance decision D5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum InvalidateRefusal {
+    /// It names nothing.
+    #[error("STag names no registered memory")]
+    Unknown,
+    /// It belongs to another protection domain or stream, or is shared in a way that forbids it.
+    #[error("STag cannot be invalidated by this peer")]
+    NotInvalidatable,
+    /// It gives the peer no access in the first place.
+    #[error("STag has no remote access rights")]
+    Rights,
+}

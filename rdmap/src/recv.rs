@@ -1,0 +1,402 @@
+//! The receiving half of a stream: what a ULPDU of the peer means, and whether it may.
+//!
+//! The [`Receiver`] owns the receive that is being filled, the list of own Reads whose responses are to come,
+//! and the count of the peer's Reads that are not answered. The checks of one segment are made in the order
+//! of conformance §11, and the first that fails counts: header, DDP version, RDMAP version, opcode, T bit; then
+//! untagged: queue, (opcode of the open message,) MSN, buffer, MO, length; tagged: `STag`, stream, rights, wrap,
+//! bounds; then what the opcode asks for. Nothing is placed by a segment that is refused.
+
+use std::collections::VecDeque;
+
+use iwarp_ddp::{
+    Position, Segment, Stag, TaggedError, TaggedSegment, UntaggedError, UntaggedQueue,
+    UntaggedSegment,
+};
+use iwarp_mpa::Rtr;
+
+use crate::config::StreamConfig;
+use crate::error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};
+use crate::memory::{Memory, Receive};
+use crate::message::ReadRequest;
+use crate::opcode::{Opcode, queue as qn};
+use crate::operation::Outcome;
+use crate::send::{ExpectedRead, Response, local_outcome};
+use crate::terminate::{Culprit, DdpHeader, Terminate};
+use crate::wire::Control;
+
+#[derive(Debug)]
+pub(crate) struct Receiver<B> {
+    sends: UntaggedQueue,
+    requests: UntaggedQueue,
+    terminates: UntaggedQueue,
+    /// The message on queue 0 that is not complete.
+    message: Option<Message<B>>,
+    /// A Write of the peer is not complete.
+    write_open: bool,
+    /// Own Reads in the order of their requests.
+    reads: VecDeque<ExpectedRead<B>>,
+    /// Octets of the front Read's response that were placed.
+    read_placed: u32,
+    ird: usize,
+    /// Read Requests of the peer that are not answered.
+    unanswered: usize,
+    /// One of them is the RTR, which takes no place of the others.
+    rtr_unanswered: bool,
+    /// The RTR that is due as the very first message.
+    expected_rtr: Option<Rtr>,
+    strict: bool,
+}
+
+#[derive(Debug)]
+struct Message<B> {
+    opcode: Opcode,
+    receive: Receive<B>,
+}
+
+/// What a ULPDU was.
+#[derive(Debug)]
+pub(crate) enum Accepted<B> {
+    /// Some part of a message, placed.
+    Segment,
+    /// A message with this opcode is complete, and nobody has to be told.
+    Message(Opcode),
+    /// A Send is complete.
+    Received { opcode: Opcode, buffer: B, len: u32, invalidated: Option<Stag> },
+    /// The response to the oldest own Read is complete.
+    ReadDone(Option<(u64, B)>),
+    /// A Read Request of the peer.
+    ReadRequest(Response),
+    /// A Terminate of the peer.
+    Terminate(Terminate),
+    /// A Send that finds no receive. Nothing has happened; the ULPDU is to be shown again.
+    Blocked,
+}
+
+/// Why a ULPDU is refused.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    pub(crate) culprit: Culprit,
+    pub(crate) blame: Blame,
+}
+
+/// Which work request of this side is the culprit, if any, and how it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blame {
+    Nobody,
+    /// The receive that is being filled.
+    Receive(Outcome),
+    /// The oldest own Read.
+    Read(Outcome),
+}
+
+/// An error and its blame, before it is known what of the segment to show.
+struct Fault {
+    error: Error,
+    blame: Blame,
+    request: Option<ReadRequest>,
+}
+
+impl<E: Into<Error>> From<E> for Fault {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), blame: Blame::Nobody, request: None }
+    }
+}
+
+impl Fault {
+    fn blaming(error: impl Into<Error>, blame: Blame) -> Self {
+        Self { error: error.into(), blame, request: None }
+    }
+}
+
+impl<B> Receiver<B> {
+    pub(crate) fn new(config: &StreamConfig, expected_rtr: Option<Rtr>) -> Self {
+        Self {
+            sends: UntaggedQueue::with_next_msn(config.first_msn),
+            requests: UntaggedQueue::with_next_msn(config.first_msn),
+            terminates: UntaggedQueue::new(),
+            message: None,
+            write_open: false,
+            reads: VecDeque::new(),
+            read_placed: 0,
+            ird: usize::try_from(config.ird).unwrap_or(usize::MAX),
+            unanswered: 0,
+            rtr_unanswered: false,
+            expected_rtr,
+            strict: config.strict_receive,
+        }
+    }
+
+    /// A response to this Read is to be expected, behind those of all before it.
+    pub(crate) fn expect_read(&mut self, read: ExpectedRead<B>) {
+        self.reads.push_back(read);
+    }
+
+    /// A Read Request of the peer was answered, up to its last octet.
+    pub(crate) fn answered(&mut self) {
+        self.unanswered = self.unanswered.saturating_sub(1);
+        self.rtr_unanswered = false; // It was the first of all.
+    }
+
+    /// Whether a message of the peer has begun and not ended.
+    pub(crate) const fn is_inside_message(&self) -> bool {
+        self.message.is_some() || self.write_open
+    }
+
+    /// The receive that is being filled: it will not be filled any more.
+    pub(crate) fn take_message(&mut self) -> Option<B> {
+        self.message.take().map(|message| message.receive.buffer)
+    }
+
+    /// The next own Read: its response will not come any more.
+    pub(crate) fn take_read(&mut self) -> Option<ExpectedRead<B>> {
+        self.reads.pop_front()
+    }
+
+    /// Checks one ULPDU and carries out what it says. `transmitted` is the stream position up to which
+    /// TCP accepted what this side sends.
+    #[inline]
+    pub(crate) fn accept<M: Memory<B>>(
+        &mut self,
+        ulpdu: &[u8],
+        memory: &mut M,
+        transmitted: u64,
+    ) -> Result<Accepted<B>, Refused> {
+        self.dispatch(ulpdu, memory, transmitted).map_err(|fault| {
+            let Fault { error, blame, request } = fault;
+            let culprit = Culprit { read_request: request, ..Culprit::of_ulpdu(ulpdu) };
+            Refused { error, culprit, blame }
+        })
+    }
+
+    #[inline]
+    fn dispatch<M: Memory<B>>(
+        &mut self,
+        ulpdu: &[u8],
+        memory: &mut M,
+        transmitted: u64,
+    ) -> Result<Accepted<B>, Fault> {
+        // RDMAP-076, FC-016: whatever fails here relies on no state but the segment's own.
+        let segment = Segment::parse(ulpdu)?;
+        let control = Control::from_octet(segment.rsvd_ulp());
+        // RDMAP-075
+        if !control.has_our_version() {
+            return Err(OperationError::Version(control.version()).into());
+        }
+        let number = control.opcode();
+        // RDMAP-074. EXT-02, EXT-13: the opcodes of RFC 7306 are not served, which the peer learns so.
+        let opcode = match Opcode::from_raw(number) {
+            Some(opcode) if !opcode.is_extension() => opcode,
+            _ => return Err(OperationError::Opcode(number).into()),
+        };
+        // Whatever comes first, an RTR comes no later.
+        let first = self.expected_rtr.take();
+        match (segment, opcode) {
+            (Segment::Tagged(segment), Opcode::Write) => self.write(&segment, memory),
+            (Segment::Tagged(segment), Opcode::ReadResponse) => {
+                self.read_response(&segment, memory, transmitted)
+            }
+            (Segment::Untagged(segment), opcode) if opcode.is_send() => {
+                self.send(&segment, opcode, first, memory)
+            }
+            (Segment::Untagged(segment), Opcode::ReadRequest) => {
+                self.read_request(&segment, first, memory)
+            }
+            (Segment::Untagged(segment), Opcode::Terminate) => self.terminate(&segment),
+            (Segment::Tagged(_), Opcode::Terminate) => Err(BadTerminate::Tagged.into()),
+            // RDMAP-003, DDP-010, RDMAP-010
+            _ => Err(OperationError::TagMismatch(number).into()),
+        }
+    }
+
+    #[inline]
+    fn write<M: Memory<B>>(
+        &mut self,
+        segment: &TaggedSegment<'_>,
+        memory: &mut M,
+    ) -> Result<Accepted<B>, Fault> {
+        // DDP-017; DDP-030: an empty one is not checked.
+        segment.place(memory)?;
+        self.write_open = !segment.last;
+        // RDMAP-011: nobody is told.
+        Ok(if segment.last { Accepted::Message(Opcode::Write) } else { Accepted::Segment })
+    }
+
+    #[inline]
+    fn send<M: Memory<B>>(
+        &mut self,
+        segment: &UntaggedSegment<'_>,
+        opcode: Opcode,
+        rtr: Option<Rtr>,
+        memory: &mut M,
+    ) -> Result<Accepted<B>, Fault> {
+        // RDMAP-040
+        segment.check_queue(qn::SEND)?;
+        if let Some(open) = &self.message
+            && open.opcode != opcode
+        {
+            let (open, found) = (open.opcode.raw(), opcode.raw());
+            return Err(OperationError::OpcodeChanged { open, found }.into());
+        }
+        if self.sends.check_msn(segment)? == Position::First {
+            if is_rtr(segment, opcode, rtr) {
+                self.sends.check_placement(segment, 0)?;
+                self.sends.placed(segment);
+                return Ok(Accepted::Message(opcode));
+            }
+            // DDP-051, DDP-062
+            match memory.take_receive() {
+                Some(receive) => self.message = Some(Message { opcode, receive }),
+                None if self.strict || self.waits_for_response() => {
+                    return Err(UntaggedError::NoBuffer.into());
+                }
+                None => return Ok(Accepted::Blocked),
+            }
+        }
+        let Some(message) = &self.message else { return Err(UntaggedError::NoBuffer.into()) };
+        let receive = &message.receive;
+        let offset = self.sends.check_placement(segment, receive.capacity).map_err(|error| {
+            // RDMAP-042
+            let too_long = error == UntaggedError::TooLong;
+            let outcome = if too_long { Outcome::LocalLength } else { Outcome::Flushed };
+            Fault::blaming(error, Blame::Receive(outcome))
+        })?;
+        if !segment.payload.is_empty() {
+            memory.place_local(&receive.buffer, offset, segment.payload).map_err(|fault| {
+                Fault::blaming(LocalError::Receive(fault), Blame::Receive(local_outcome(fault)))
+            })?;
+        }
+        let Some(len) = self.sends.placed(segment) else { return Ok(Accepted::Segment) };
+        let mut invalidated = None;
+        if opcode.invalidates() {
+            // RDMAP-046, FC-062: placed is all, completed nothing, and a refusal changes nothing.
+            let stag = Stag::from_raw(segment.rsvd_ulp_word);
+            memory.invalidate(stag).map_err(|refusal| {
+                Fault::blaming(refusal, Blame::Receive(Outcome::InvalidateRefused))
+            })?;
+            invalidated = Some(stag);
+        }
+        let Some(buffer) = self.take_message() else { return Ok(Accepted::Message(opcode)) };
+        // ORD-07, RDMAP-014, DDP-013, DDP-037, RDMAP-041
+        Ok(Accepted::Received { opcode, buffer, len, invalidated })
+    }
+
+    /// Own Reads are under way whose responses would sit behind a Send that is held back. An RTR by Read
+    /// is none of them: nobody waits for its response.
+    fn waits_for_response(&self) -> bool {
+        let is_rtr = |read: &ExpectedRead<B>| read.operation.is_none();
+        self.reads.len() > usize::from(self.reads.front().is_some_and(is_rtr))
+    }
+
+    fn read_request<M: Memory<B>>(
+        &mut self,
+        segment: &UntaggedSegment<'_>,
+        rtr: Option<Rtr>,
+        memory: &mut M,
+    ) -> Result<Accepted<B>, Fault> {
+        // RDMAP-021
+        segment.check_queue(qn::READ_REQUEST)?;
+        self.requests.check_msn(segment)?;
+        // RDMAP-031, RDMAP-061, SEC-10, SEC-11. CONN-14: a Read that is the RTR has a place of its own.
+        self.rtr_unanswered |= rtr == Some(Rtr::Read);
+        let places = self.ird.saturating_add(usize::from(self.rtr_unanswered));
+        if self.unanswered >= places {
+            return Err(UntaggedError::NoBuffer.into());
+        }
+        // RDMAP-081
+        self.requests.check_placement(segment, u64::MAX)?;
+        if !segment.last {
+            return Err(OperationError::NotLast.into());
+        }
+        let len = segment.payload.len();
+        let request =
+            ReadRequest::parse(segment.payload).ok_or(OperationError::RequestLength { len })?;
+        // RDMAP-025, RDMAP-027: of an empty Read nothing is checked.
+        if request.len > 0 {
+            // RDMAP-026, RDMAP-078
+            memory.check_tagged(request.source_stag, request.source_offset, request.len).map_err(
+                |refusal| Fault {
+                    error: ProtectionError::from(refusal).into(),
+                    blame: Blame::Nobody,
+                    request: Some(request),
+                },
+            )?;
+        }
+        self.requests.placed(segment);
+        self.unanswered = self.unanswered.saturating_add(1);
+        // RDMAP-020, RDMAP-022, RDMAP-023, RDMAP-024. ORD-09: all that came before is placed by now. ORD-10:
+        // the memory is read when the response goes out.
+        Ok(Accepted::ReadRequest(Response {
+            request,
+            header: DdpHeader::from_front(segment.header),
+            ulpdu_len: segment.ulpdu_len,
+            answered: 0,
+        }))
+    }
+
+    #[inline]
+    fn read_response<M: Memory<B>>(
+        &mut self,
+        segment: &TaggedSegment<'_>,
+        memory: &mut M,
+        transmitted: u64,
+    ) -> Result<Accepted<B>, Fault> {
+        // RDMAP-035. A peer that answers what was not sent yet answers something else.
+        let read = match self.reads.front() {
+            Some(read) if read.requested <= transmitted => read,
+            _ => return Err(TaggedError::InvalidStag.into()),
+        };
+        let bad = |error: TaggedError| Fault::blaming(error, Blame::Read(Outcome::BadResponse));
+        let placed = self.read_placed;
+        // RDMAP-034, decision D8: exactly what was asked for. DDP-030: what an empty segment names is not
+        // looked at.
+        if !segment.payload.is_empty() {
+            if segment.stag != read.sink_stag {
+                return Err(bad(TaggedError::InvalidStag));
+            }
+            if segment.offset != read.sink_offset.wrapping_add(u64::from(placed)) {
+                return Err(bad(TaggedError::Bounds));
+            }
+        }
+        // FC-017, SEC-23: not one octet more than is owed, and at L not one less.
+        let end = u32::try_from(segment.payload.len())
+            .ok()
+            .and_then(|len| placed.checked_add(len))
+            .filter(|&end| end <= read.len && (end == read.len || !segment.last))
+            .ok_or_else(|| bad(TaggedError::Bounds))?;
+        if let Some((_, buffer)) = &read.operation
+            && !segment.payload.is_empty()
+        {
+            memory.place_local(buffer, u64::from(placed), segment.payload).map_err(|fault| {
+                Fault::blaming(LocalError::Sink(fault), Blame::Read(local_outcome(fault)))
+            })?;
+        }
+        if !segment.last {
+            self.read_placed = end;
+            return Ok(Accepted::Segment);
+        }
+        self.read_placed = 0;
+        // RDMAP-033, ORD-08, ORD-16
+        let operation = self.reads.pop_front().and_then(|read| read.operation);
+        Ok(Accepted::ReadDone(operation))
+    }
+
+    fn terminate(&mut self, segment: &UntaggedSegment<'_>) -> Result<Accepted<B>, Fault> {
+        segment
+            .check_queue(qn::TERMINATE)
+            .and_then(|()| self.terminates.check_msn(segment))
+            .and_then(|_| self.terminates.check_placement(segment, u64::MAX))
+            .map_err(BadTerminate::Segment)?;
+        if !segment.last {
+            return Err(BadTerminate::NotLast.into());
+        }
+        // RDMAP-052
+        Ok(Accepted::Terminate(Terminate::parse(segment.payload)?))
+    }
+}
+
+/// Whether this is the Send that serves as RTR. It fills no receive: nobody posted one for it, and
+/// nobody is to see it (FC-009, FC-036).
+fn is_rtr(segment: &UntaggedSegment<'_>, opcode: Opcode, rtr: Option<Rtr>) -> bool {
+    rtr == Some(Rtr::Send) && opcode == Opcode::Send && segment.last && segment.payload.is_empty()
+}

@@ -1,0 +1,540 @@
+//! The sending half of a stream: which segment goes out next, and what is in it.
+//!
+//! The [`Sender`] owns the send queue and the queue of Read Responses. It deals in segments, not in octets:
+//! the stream asks for the next [`Draft`], decides how much of it fits, has the segment built and framed, and
+//! tells the sender that it went out. What the receiving half has to know comes back as a [`Sent`].
+
+mod arbiter;
+mod blame;
+mod queue;
+
+use std::collections::VecDeque;
+
+use iwarp_ddp::{
+    Cut, LocalFault, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+};
+use iwarp_mpa::Rtr;
+
+use self::arbiter::{Arbiter, OwnReady, ResponseReady, Turn};
+pub(crate) use self::queue::Done;
+use self::queue::{Entry, SendQueue};
+use crate::config::StreamConfig;
+use crate::error::LocalError;
+use crate::message::ReadRequest;
+use crate::opcode::{Opcode, queue as qn};
+use crate::operation::{Operation, OperationKind, Outcome};
+use crate::terminate::{Culprit, DdpHeader, TERMINATE_MAX, Terminate};
+use crate::wire::{Control, READ_REQUEST_LEN};
+
+/// `STag` of the RTR messages: one adapter family refuses 0 even where nobody may look at it.
+const RTR_STAG: Stag = Stag::from_raw(1);
+
+#[derive(Debug)]
+pub(crate) struct Sender<B> {
+    /// The responder's sender before the first FPDU came (MPA-029).
+    held: bool,
+    /// No message is begun or continued any more.
+    stopped: bool,
+    terminate: Option<Terminate>,
+    rtr: Option<Rtr>,
+    /// An RTR by Read waits for its response.
+    rtr_outstanding: bool,
+    ord: usize,
+    queue: SendQueue<B>,
+    /// Octets of the present operation that went out.
+    offset: u32,
+    responses: VecDeque<Response>,
+    arbiter: Arbiter,
+    /// Numbers of the next messages on queue 0 and queue 1.
+    send_msn: u32,
+    request_msn: u32,
+}
+
+/// A Read Request of the peer that is to be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub(crate) request: ReadRequest,
+    /// The request's DDP header, for a Terminate.
+    pub(crate) header: Option<DdpHeader>,
+    pub(crate) ulpdu_len: usize,
+    /// Octets that went out.
+    pub(crate) answered: u32,
+}
+
+/// The segment that can go out next: some part of this message, from `offset` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Draft {
+    from: Origin,
+    pub(crate) opcode: Opcode,
+    /// Octets behind the DDP headers, of the whole message.
+    pub(crate) len: u32,
+    pub(crate) offset: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Terminate,
+    Rtr,
+    Own,
+    Response,
+}
+
+impl Draft {
+    pub(crate) const fn header_len(&self) -> usize {
+        if self.opcode.queue().is_none() { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN }
+    }
+}
+
+/// A DDP header to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Header {
+    Tagged([u8; TAGGED_HEADER_LEN]),
+    Untagged([u8; UNTAGGED_HEADER_LEN]),
+}
+
+impl Header {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Tagged(octets) => octets,
+            Self::Untagged(octets) => octets,
+        }
+    }
+}
+
+/// What is behind the header.
+#[derive(Debug)]
+pub(crate) enum Body<'a, B> {
+    /// These octets.
+    Octets([u8; TERMINATE_MAX]),
+    /// Octets of an own operation's buffer, from this place on.
+    Local { op: u64, buffer: &'a B, offset: u64 },
+    /// Octets of memory that the peer reads.
+    Remote { stag: Stag, offset: u64 },
+}
+
+/// What a segment that went out means for the receiving half.
+#[derive(Debug)]
+pub(crate) enum Sent<B> {
+    Nothing,
+    /// A response to this is to be expected.
+    Requested(ExpectedRead<B>),
+    /// A Read Request of the peer is answered.
+    Answered,
+}
+
+/// A Read whose response is to come.
+#[derive(Debug)]
+pub(crate) struct ExpectedRead<B> {
+    /// Number and buffer of the operation; `None` for an RTR.
+    pub(crate) operation: Option<(u64, B)>,
+    pub(crate) sink_stag: Stag,
+    pub(crate) sink_offset: u64,
+    pub(crate) len: u32,
+    /// Stream position behind the request.
+    pub(crate) requested: u64,
+}
+
+impl<B> Sender<B> {
+    pub(crate) fn new(config: &StreamConfig, held: bool, rtr: Option<Rtr>) -> Self {
+        Self {
+            held,
+            stopped: false,
+            terminate: None,
+            rtr,
+            rtr_outstanding: false,
+            ord: usize::try_from(config.ord).unwrap_or(usize::MAX),
+            queue: SendQueue::new(),
+            offset: 0,
+            responses: VecDeque::new(),
+            arbiter: Arbiter::new(config.response_burst),
+            send_msn: config.first_msn,
+            request_msn: config.first_msn,
+        }
+    }
+
+    pub(crate) const fn is_held(&self) -> bool {
+        self.held
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.held = false;
+    }
+
+    pub(crate) fn submit(&mut self, operation: Operation<B>) {
+        self.queue.push(operation);
+    }
+
+    pub(crate) fn respond(&mut self, response: Response) {
+        self.responses.push_back(response);
+    }
+
+    /// Ends all sending, but for a Terminate that is set later.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+        self.responses.clear();
+    }
+
+    /// Sends this next, and nothing after it.
+    pub(crate) fn set_terminate(&mut self, terminate: Terminate) {
+        // RDMAP-051: the callers' state table lets this happen once.
+        self.terminate = Some(terminate);
+    }
+
+    pub(crate) const fn has_terminate(&self) -> bool {
+        self.terminate.is_some()
+    }
+
+    /// Operations that are not complete, or Read Requests of the peer that are not answered.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.queue.is_empty() || self.has_responses()
+    }
+
+    pub(crate) fn has_responses(&self) -> bool {
+        !self.responses.is_empty()
+    }
+
+    /// An RTR by Read went out, and its response is to come.
+    pub(crate) const fn awaits_rtr(&self) -> bool {
+        self.rtr_outstanding
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Own Reads that wait for a response, without the RTR.
+    pub(crate) const fn outstanding_reads(&self) -> usize {
+        self.queue.outstanding()
+    }
+
+    /// Own Reads without a response, sent or not.
+    pub(crate) const fn unanswered_reads(&self) -> usize {
+        self.queue.unanswered()
+    }
+
+    pub(crate) fn buffer(&self, op: u64) -> Option<&B> {
+        self.queue.buffer(op)
+    }
+
+    /// What goes out next, if anything may: RDMA messages and nothing else (RDMAP-060). With `reads_wait` no
+    /// Read is begun.
+    #[inline]
+    pub(crate) fn next(&self, reads_wait: bool) -> Result<Option<Draft>, LocalError> {
+        if self.held {
+            return Ok(None);
+        }
+        if let Some(terminate) = &self.terminate {
+            let len = terminate.encode(&mut [0; TERMINATE_MAX]);
+            let len = u32::try_from(len).unwrap_or(0);
+            return Ok(Some(Draft {
+                from: Origin::Terminate,
+                opcode: Opcode::Terminate,
+                len,
+                offset: 0,
+            }));
+        }
+        if self.stopped {
+            return Ok(None);
+        }
+        // CONN-09, CONN-24
+        if let Some(rtr) = self.rtr {
+            let (opcode, len) = match rtr {
+                Rtr::Send => (Opcode::Send, 0),
+                Rtr::Write => (Opcode::Write, 0),
+                Rtr::Read => (Opcode::ReadRequest, READ_REQUEST_LEN_U32),
+            };
+            return Ok(Some(Draft { from: Origin::Rtr, opcode, len, offset: 0 }));
+        }
+        let own = self.own(reads_wait)?;
+        let ready = own.map(|draft| OwnReady {
+            tagged: draft.opcode.queue().is_none(),
+            begun: draft.offset > 0,
+        });
+        let response = self.responses.front();
+        let response_ready =
+            response.map(|response| ResponseReady { begun: response.answered > 0 });
+        Ok(match self.arbiter.choose(ready, response_ready) {
+            None => None,
+            Some(Turn::Own) => own,
+            Some(Turn::Response) => response.map(|response| Draft {
+                from: Origin::Response,
+                opcode: Opcode::ReadResponse,
+                len: response.request.len,
+                offset: response.answered,
+            }),
+        })
+    }
+
+    /// The segment of the send queue that can go out.
+    #[inline]
+    fn own(&self, reads_wait: bool) -> Result<Option<Draft>, LocalError> {
+        let Some(entry) = self.queue.current() else { return Ok(None) };
+        let draft =
+            |opcode, len| Some(Draft { from: Origin::Own, opcode, len, offset: self.offset });
+        // FC-025: the fence waits for all earlier Reads, not for one.
+        if entry.fence && self.queue.outstanding() > 0 && self.offset == 0 {
+            return Ok(None);
+        }
+        Ok(match entry.kind {
+            OperationKind::Send { solicited, invalidate } => {
+                draft(Opcode::send(solicited, invalidate.is_some()), entry.len)
+            }
+            OperationKind::Write { .. } => draft(Opcode::Write, entry.len),
+            OperationKind::Read { .. } => {
+                // RDMAP-063
+                if self.ord == 0 {
+                    return Err(LocalError::NoOrd);
+                }
+                // RDMAP-062: the queue stops here, with all that is behind. An RTR by Read takes one of
+                // the peer's places like any other.
+                let outstanding =
+                    self.queue.outstanding().saturating_add(usize::from(self.rtr_outstanding));
+                if reads_wait || outstanding >= self.ord {
+                    None
+                } else {
+                    draft(Opcode::ReadRequest, READ_REQUEST_LEN_U32)
+                }
+            }
+        })
+    }
+
+    /// The segment for one piece of a draft.
+    #[inline]
+    pub(crate) fn segment(&self, draft: &Draft, cut: Cut) -> Option<(Header, Body<'_, B>)> {
+        let rsvd_ulp = Control::octet(draft.opcode);
+        let untagged = |queue, msn, invalidate: Option<Stag>| {
+            let header = UntaggedHeader {
+                last: false,
+                rsvd_ulp,
+                rsvd_ulp_word: invalidate.map_or(0, Stag::raw), // RDMAP-005
+                queue,
+                msn,
+                offset: 0,
+            };
+            Header::Untagged(header.for_cut(cut).to_bytes())
+        };
+        let tagged = |stag, offset| {
+            let header = TaggedHeader { last: false, rsvd_ulp, stag, offset };
+            Header::Tagged(header.for_cut(cut).to_bytes())
+        };
+        Some(match draft.from {
+            Origin::Terminate => {
+                let mut octets = [0; TERMINATE_MAX];
+                self.terminate?.encode(&mut octets);
+                // RDMAP-050
+                (untagged(qn::TERMINATE, 1, None), Body::Octets(octets))
+            }
+            Origin::Rtr => match self.rtr? {
+                Rtr::Send => {
+                    (untagged(qn::SEND, self.send_msn, None), Body::Octets([0; TERMINATE_MAX]))
+                }
+                Rtr::Write => (tagged(RTR_STAG, 0), Body::Octets([0; TERMINATE_MAX])),
+                Rtr::Read => {
+                    let header = untagged(qn::READ_REQUEST, self.request_msn, None);
+                    (header, request_body(RTR_READ))
+                }
+            },
+            Origin::Response => {
+                let request = self.responses.front()?.request;
+                let stag = request.source_stag;
+                let offset = request.source_offset.wrapping_add(u64::from(cut.offset));
+                // RDMAP-030, RDMAP-006: the requester's STag and offset go back unexamined.
+                (tagged(request.sink_stag, request.sink_offset), Body::Remote { stag, offset })
+            }
+            Origin::Own => {
+                let entry = self.queue.current()?;
+                match entry.kind {
+                    OperationKind::Send { invalidate, .. } => {
+                        (untagged(qn::SEND, self.send_msn, invalidate), self.local(cut)?)
+                    }
+                    // RDMAP-013
+                    OperationKind::Write { stag, offset } => {
+                        (tagged(stag, offset), self.local(cut)?)
+                    }
+                    OperationKind::Read { .. } => {
+                        let header = untagged(qn::READ_REQUEST, self.request_msn, None);
+                        (header, request_body(read_request(entry)?))
+                    }
+                }
+            }
+        })
+    }
+
+    fn local(&self, cut: Cut) -> Option<Body<'_, B>> {
+        let op = self.queue.current_id();
+        let buffer = self.queue.current_buffer()?;
+        Some(Body::Local { op, buffer, offset: u64::from(cut.offset) })
+    }
+
+    /// The segment went out; `end` is the stream position behind it.
+    #[inline]
+    pub(crate) fn sent(&mut self, draft: &Draft, cut: Cut, end: u64) -> Sent<B> {
+        match draft.from {
+            Origin::Terminate => {
+                self.terminate = None; // RDMAP-053: all else was stopped before it was set.
+                Sent::Nothing
+            }
+            Origin::Rtr => self.sent_rtr(end),
+            Origin::Response => {
+                self.arbiter.sent(Turn::Response);
+                if cut.last {
+                    self.responses.pop_front();
+                    return Sent::Answered;
+                }
+                if let Some(response) = self.responses.front_mut() {
+                    response.answered = cut.offset.saturating_add(cut.len);
+                }
+                Sent::Nothing
+            }
+            Origin::Own => {
+                self.arbiter.sent(Turn::Own);
+                if !cut.last {
+                    self.offset = cut.offset.saturating_add(cut.len);
+                    return Sent::Nothing;
+                }
+                self.offset = 0;
+                self.sent_own(end)
+            }
+        }
+    }
+
+    fn sent_rtr(&mut self, end: u64) -> Sent<B> {
+        match self.rtr.take() {
+            Some(Rtr::Send) => take_msn(&mut self.send_msn),
+            Some(Rtr::Read) => {
+                take_msn(&mut self.request_msn);
+                self.rtr_outstanding = true;
+                return Sent::Requested(ExpectedRead {
+                    operation: None,
+                    sink_stag: RTR_READ.sink_stag,
+                    sink_offset: RTR_READ.sink_offset,
+                    len: RTR_READ.len,
+                    requested: end,
+                });
+            }
+            Some(Rtr::Write) | None => 0,
+        };
+        Sent::Nothing
+    }
+
+    fn sent_own(&mut self, end: u64) -> Sent<B> {
+        let Some(entry) = self.queue.current() else { return Sent::Nothing };
+        match entry.kind {
+            OperationKind::Send { .. } => {
+                let msn = take_msn(&mut self.send_msn);
+                self.queue.sent(end, Some(msn));
+                Sent::Nothing
+            }
+            OperationKind::Write { .. } => {
+                self.queue.sent(end, None);
+                Sent::Nothing
+            }
+            OperationKind::Read { sink_stag, sink_offset, .. } => {
+                let len = entry.len;
+                let msn = take_msn(&mut self.request_msn);
+                Sent::Requested(ExpectedRead {
+                    operation: self.queue.requested(msn),
+                    sink_stag,
+                    sink_offset,
+                    len,
+                    requested: end,
+                })
+            }
+        }
+    }
+
+    /// The present operation cannot be sent.
+    pub(crate) fn own_failed(&mut self, error: LocalError) {
+        let verdict = match error {
+            LocalError::NoOrd => Outcome::LocalOperation,
+            LocalError::Source(fault) | LocalError::Sink(fault) | LocalError::Receive(fault) => {
+                local_outcome(fault)
+            }
+        };
+        self.queue.condemn_current(verdict);
+    }
+
+    /// The present response cannot be read from memory any more: what a Terminate tells of it.
+    pub(crate) fn response_failed(&self) -> Option<Culprit> {
+        let response = self.responses.front()?;
+        Some(Culprit {
+            ulpdu_len: response.ulpdu_len,
+            header: response.header,
+            read_request: Some(response.request.advanced(response.answered)), // RDMAP-072
+        })
+    }
+
+    /// The memory of an operation that is on its way is gone.
+    pub(crate) fn source_lost(&mut self, op: u64) {
+        self.queue.condemn(op, Outcome::LocalProtection);
+    }
+
+    /// The response to a Read is complete.
+    pub(crate) fn read_done(&mut self, operation: Option<(u64, B)>) {
+        match operation {
+            Some((id, buffer)) => self.queue.answered(id, buffer),
+            None => self.rtr_outstanding = false,
+        }
+    }
+
+    /// A Read whose response will not come, with its own outcome if it is the culprit.
+    pub(crate) fn read_failed(&mut self, operation: Option<(u64, B)>, verdict: Option<Outcome>) {
+        if let Some((id, buffer)) = operation {
+            self.queue.give_back(id, buffer, verdict);
+        }
+    }
+
+    /// Takes the next operation that completed.
+    #[inline]
+    pub(crate) fn retire(&mut self, transmitted: u64) -> Option<Done<B>> {
+        self.queue.retire(transmitted)
+    }
+
+    /// Takes the next operation, complete or not.
+    pub(crate) fn flush(&mut self) -> Option<Done<B>> {
+        self.queue.flush()
+    }
+}
+
+/// How an operation or receive ends whose own buffer fails.
+pub(crate) const fn local_outcome(fault: LocalFault) -> Outcome {
+    match fault {
+        LocalFault::Protection => Outcome::LocalProtection,
+        LocalFault::Length => Outcome::LocalLength,
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "28")]
+const READ_REQUEST_LEN_U32: u32 = READ_REQUEST_LEN as u32;
+
+/// The Read that serves as RTR (RFC 6581 §9.2).
+const RTR_READ: ReadRequest = ReadRequest {
+    sink_stag: RTR_STAG,
+    sink_offset: 0,
+    len: 0,
+    source_stag: RTR_STAG,
+    source_offset: 0,
+};
+
+fn read_request<B>(entry: &Entry<B>) -> Option<ReadRequest> {
+    let OperationKind::Read { sink_stag, sink_offset, source_stag, source_offset } = entry.kind
+    else {
+        return None;
+    };
+    Some(ReadRequest { sink_stag, sink_offset, len: entry.len, source_stag, source_offset })
+}
+
+fn request_body<'a, B>(request: ReadRequest) -> Body<'a, B> {
+    let mut octets = [0; TERMINATE_MAX];
+    if let Some(front) = octets.first_chunk_mut() {
+        *front = request.to_bytes();
+    }
+    Body::Octets(octets)
+}
+
+/// The present number of a queue; the next one is one more, modulo 2^32.
+fn take_msn(msn: &mut u32) -> u32 {
+    // DDP-022, DDP-032
+    let next = msn.wrapping_add(1);
+    std::mem::replace(msn, next)
+}

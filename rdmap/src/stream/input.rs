@@ -1,0 +1,182 @@
+//! From the octets of the peer to memory and events.
+
+use std::time::Instant;
+
+use iwarp_mpa::Step;
+
+use super::{Blocked, Partial, PeerHalf, Stream};
+use crate::counters::add;
+use crate::event::{Event, Input, Need};
+use crate::memory::Memory;
+use crate::opcode::Opcode;
+use crate::recv::{Accepted, Blame};
+use crate::state::{State, Trigger};
+use crate::terminate::Culprit;
+
+impl<B> Stream<B> {
+    /// Takes octets of the peer, in order: those that the last call left, then new ones.
+    ///
+    /// Works on all whole FPDUs at the front of `input`, up to a budget. Octets that are not consumed have
+    /// to be kept as the call left them (markers may have been taken out) and shown again with what
+    /// follows; [`Need`] says what that takes. Whatever is wrong with the input is reported by events and
+    /// to the peer, not by this call. Once the stream is over, all input is consumed and discarded.
+    ///
+    /// Tell the stream first what TCP has accepted ([`handle_transmitted`](Self::handle_transmitted)): a
+    /// response to a Read whose request is not known to be on the wire is an error.
+    pub fn handle_input<M: Memory<B>>(
+        &mut self,
+        input: &mut [u8],
+        memory: &mut M,
+        now: Instant,
+    ) -> Input {
+        let mut consumed = 0_usize;
+        let mut budget = self.config.input_burst.max(1);
+        let need = loop {
+            let rest = input.get_mut(consumed..).unwrap_or_default();
+            let left = rest.len();
+            if !self.state.receives() {
+                // DDP-006, DDP-059
+                self.discard(left, now);
+                consumed = input.len();
+                break Need::Nothing;
+            }
+            let ulpdu = match self.deframer.next(rest) {
+                Ok(Step::Need(octets)) => {
+                    self.wait_for_rest(left, octets, consumed > 0, now);
+                    break Need::More(octets);
+                }
+                Ok(Step::Ulpdu(ulpdu)) => ulpdu,
+                Err(error) => {
+                    if matches!(error, iwarp_mpa::Error::Crc { .. }) {
+                        add(&mut self.counters.crc_errors, 1);
+                    }
+                    // MPA-058, MPA-081, MPA-083, MPA-084
+                    self.fail(error.into(), None, Blame::Nobody, now);
+                    continue;
+                }
+            };
+            if budget == 0 {
+                break Need::Again;
+            }
+            budget = budget.saturating_sub(1);
+            if self.sender.is_held() {
+                // Decision D1: valid for MPA is enough.
+                self.step(Trigger::FirstFpdu, now);
+            }
+            match self.receiver.accept(ulpdu, memory, self.transmitted) {
+                Ok(Accepted::Blocked) => {
+                    if self.blocked.is_none() {
+                        add(&mut self.counters.held_back, 1);
+                        let deadline = now.checked_add(self.config.hold_back);
+                        let culprit = Culprit::of_ulpdu(ulpdu);
+                        self.blocked = Some(Blocked { deadline, culprit });
+                    }
+                    break Need::Receive;
+                }
+                Ok(accepted) => {
+                    consumed = consumed.saturating_add(self.consume());
+                    self.apply(accepted, now);
+                }
+                Err(refused) => {
+                    consumed = consumed.saturating_add(self.consume());
+                    let culprit = Some(&refused.culprit);
+                    self.fail(refused.error, culprit, refused.blame, now);
+                }
+            }
+        };
+        self.drained = matches!(need, Need::More(_));
+        if !self.drained {
+            self.partial = None;
+        } else if self.peer == PeerHalf::FinRead {
+            self.end_of_input(input.len().saturating_sub(consumed), now);
+        }
+        self.settle(now);
+        Input { consumed, need }
+    }
+
+    /// The peer's FIN was read, behind all octets that were shown to
+    /// [`handle_input`](Self::handle_input); `unread` of those it did not consume.
+    ///
+    /// To be called once. While a Send is held back, or the budget of a call was spent, FIN is only noted:
+    /// it takes effect when the octets before it have been dealt with.
+    pub fn handle_eof(&mut self, unread: usize, now: Instant) {
+        if self.peer != PeerHalf::Open || self.state == State::Closed {
+            return;
+        }
+        self.peer = PeerHalf::FinRead;
+        // MPA-087, DDP-007
+        self.events.push_back(Event::PeerClosed);
+        if self.state.receives() && self.drained {
+            self.end_of_input(unread, now);
+        }
+        self.settle(now);
+    }
+
+    fn end_of_input(&mut self, unread: usize, now: Instant) {
+        self.partial = None;
+        match self.deframer.handle_eof(unread) {
+            Ok(()) => self.peer_closed(now),
+            // MPA-088: inside an FPDU.
+            Err(error) => self.fail(error.into(), None, Blame::Nobody, now),
+        }
+    }
+
+    fn consume(&mut self) -> usize {
+        let octets = self.deframer.consume();
+        self.blocked = None;
+        add(&mut self.counters.fpdus_in, 1);
+        add(&mut self.counters.octets_in, octets);
+        octets
+    }
+
+    fn apply(&mut self, accepted: Accepted<B>, now: Instant) {
+        match accepted {
+            Accepted::Segment | Accepted::Blocked => {}
+            Accepted::Message(opcode) => self.counters.messages_in.count(opcode),
+            Accepted::Received { opcode, buffer, len, invalidated } => {
+                self.counters.messages_in.count(opcode);
+                self.events.push_back(Event::ReceiveDone {
+                    buffer,
+                    outcome: crate::Outcome::Success,
+                    len,
+                    solicited: opcode.is_solicited(),
+                    invalidated,
+                });
+            }
+            Accepted::ReadDone(operation) => {
+                self.counters.messages_in.count(Opcode::ReadResponse);
+                self.sender.read_done(operation);
+                self.retire_operations();
+            }
+            Accepted::ReadRequest(response) => {
+                self.counters.messages_in.count(Opcode::ReadRequest);
+                self.sender.respond(response); // RDMAP-032
+            }
+            Accepted::Terminate(terminate) => {
+                self.counters.messages_in.count(Opcode::Terminate);
+                self.terminated(terminate, now);
+            }
+        }
+    }
+
+    /// Input that nobody looks at any more.
+    fn discard(&mut self, octets: usize, now: Instant) {
+        if octets > 0 {
+            add(&mut self.counters.octets_discarded, octets);
+            self.step(Trigger::LateInput, now);
+        }
+    }
+
+    /// An incomplete FPDU may take its time, counted from its first octet.
+    fn wait_for_rest(&mut self, left: usize, needed: usize, is_another: bool, now: Instant) {
+        let missing = needed.saturating_sub(left);
+        self.partial = match self.partial {
+            _ if left == 0 => None,
+            Some(Partial { deadline, .. }) if !is_another => Some(Partial { deadline, missing }),
+            _ => {
+                let deadline = now.checked_add(self.config.partial_fpdu);
+                Some(Partial { deadline, missing })
+            }
+        };
+    }
+}

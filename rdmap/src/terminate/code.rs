@@ -1,0 +1,107 @@
+//! [`TerminateCode`]: the numbers a Terminate carries.
+
+use std::fmt;
+
+/// Layer, error type and error code of a Terminate, in the order of the wire: `0x12_05` is layer 1, type
+/// 2, code 5 (RFC 5040 §4.8, RFC 5041 §7.2, RFC 5044 §8).
+///
+/// Codes that are not registered are accepted from a peer and shown as numbers (REG-03).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TerminateCode(u16);
+
+impl TerminateCode {
+    /// RDMAP, local catastrophic error: also what a user's own Terminate says.
+    pub const LOCAL_CATASTROPHIC: Self = Self(0x0000);
+    /// RDMAP: invalid `STag`.
+    pub const INVALID_STAG: Self = Self(0x0100);
+    /// RDMAP: base or bounds violation.
+    pub const BOUNDS: Self = Self(0x0101);
+    /// RDMAP: access rights violation.
+    pub const RIGHTS: Self = Self(0x0102);
+    /// RDMAP: `STag` not associated with the stream.
+    pub const NOT_ASSOCIATED: Self = Self(0x0103);
+    /// RDMAP: tagged offset wraps.
+    pub const WRAP: Self = Self(0x0104);
+    /// RDMAP: `STag` cannot be invalidated, for reasons of protection.
+    pub const NOT_INVALIDATABLE: Self = Self(0x0109);
+    /// RDMAP: invalid version.
+    pub const INVALID_VERSION: Self = Self(0x0205);
+    /// RDMAP: unexpected opcode.
+    pub const UNEXPECTED_OPCODE: Self = Self(0x0206);
+    /// RDMAP: catastrophic error, this stream only.
+    pub const STREAM_CATASTROPHIC: Self = Self(0x0207);
+    /// RDMAP: catastrophic error of the whole device.
+    pub const GLOBAL_CATASTROPHIC: Self = Self(0x0208);
+    /// RDMAP: `STag` cannot be invalidated, there is none.
+    pub const INVALIDATE_UNKNOWN: Self = Self(0x0209);
+    /// RDMAP: unspecified operation error.
+    pub const OPERATION: Self = Self(0x02ff);
+    /// DDP: no receive buffer for a message.
+    pub const NO_BUFFER: Self = Self(0x1202);
+    /// MPA: CRC error.
+    pub const CRC: Self = Self(0x2002);
+    /// MPA: marker and length disagree.
+    pub const MARKER: Self = Self(0x2003);
+    /// MPA: local catastrophic error while setting up (RFC 6581 §8).
+    pub const SETUP_LOCAL: Self = Self(0x2005);
+    /// MPA: insufficient IRD resources (RFC 6581 §8).
+    pub const SETUP_IRD: Self = Self(0x2006);
+    /// MPA: no matching RTR option (RFC 6581 §8).
+    pub const SETUP_RTR: Self = Self(0x2007);
+
+    /// From layer (0 RDMAP, 1 DDP, 2 MPA) and error type, four bits each, and the error code.
+    #[must_use]
+    pub const fn from_parts(layer: u8, error_type: u8, code: u8) -> Self {
+        Self(u16::from_be_bytes([layer << 4 | error_type & 0x0f, code]))
+    }
+
+    /// From the number that [`raw`](Self::raw) gives.
+    #[must_use]
+    pub const fn from_raw(raw: u16) -> Self {
+        Self(raw)
+    }
+
+    /// The first two octets of the Terminate header as a number.
+    #[must_use]
+    pub const fn raw(self) -> u16 {
+        self.0
+    }
+
+    /// The layer that found the error: 0 RDMAP, 1 DDP, 2 MPA.
+    #[must_use]
+    pub const fn layer(self) -> u8 {
+        self.0.to_be_bytes()[0] >> 4
+    }
+
+    /// The error type within the layer.
+    #[must_use]
+    pub const fn error_type(self) -> u8 {
+        self.0.to_be_bytes()[0] & 0x0f
+    }
+
+    /// The error code within the type.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0.to_be_bytes()[1]
+    }
+}
+
+impl fmt::Display for TerminateCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{:02x}", self.layer(), self.error_type(), self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_read_as_three_numbers() {
+        let code = TerminateCode::from_parts(1, 2, 0xff);
+        assert_eq!((code.layer(), code.error_type(), code.code()), (1, 2, 0xff));
+        assert_eq!(code.to_string(), "1/2/ff");
+        assert_eq!(TerminateCode::from_raw(code.raw()), code);
+        assert_eq!(TerminateCode::from_parts(0, 0xff, 0).error_type(), 0xf);
+    }
+}

@@ -1,0 +1,466 @@
+//! One end of a connection, from the first call to the last event: a single state machine.
+//!
+//! Handles of both styles, set-up tasks on the driver and the engine share an [`Endpoint`]. Everybody
+//! changes it through [`Endpoint::change`], under one short lock; events are queued under that lock, so
+//! that they come in the order in which things happened, and wakers fire after it.
+//!
+//! | from | on | to | event |
+//! |---|---|---|---|
+//! | idle | bind | bound | |
+//! | bound | listen | listening | a request for each peer |
+//! | idle, bound | connect | connecting | |
+//! | connecting | accepting Reply in | opening | |
+//! | connecting | anything else | failed | by cause |
+//! | requested | accept | replying | |
+//! | requested | reject | refused | |
+//! | replying | Reply sent | opening | |
+//! | replying | peer gone, time-out | failed | by cause |
+//! | opening | engine says established | established | `Established` |
+//! | opening | engine says closed, time-out | failed | `ConnectError`, `Unreachable` |
+//! | established | engine says closed | closed | `Disconnected` |
+//! | any | handle dropped | released | none, ever |
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use event_listener::EventListener;
+use iwarp_mpa::{Negotiated, Role};
+use iwarp_rdmap::CloseCause;
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+
+use super::accept::Pending;
+use super::close::CloseReason;
+use super::error::{ConnectError, Phase};
+use super::event::{ChannelInner, EventKind, Facts, narrow};
+use super::listen::Acceptor;
+use super::socket::Bound;
+use crate::device::DeviceInner;
+use crate::engine::Observer;
+use crate::qp::QpInner;
+
+pub(crate) struct Endpoint {
+    pub(crate) device: Arc<DeviceInner>,
+    inner: Mutex<Inner>,
+    changed: event_listener::Event,
+}
+
+pub(crate) struct Inner {
+    pub(crate) stage: Stage,
+    pub(crate) sink: Option<Sink>,
+    /// The queue pair from connect or accept on, until the connection is over.
+    pub(crate) qp: Option<Arc<QpInner>>,
+    pub(crate) task: Option<AbortHandle>,
+}
+
+/// Where events go: the channel of the id, in the verbs style.
+#[derive(Clone)]
+pub(crate) struct Sink {
+    pub(crate) channel: Arc<ChannelInner>,
+    pub(crate) id: Weak<Handle>,
+}
+
+#[derive(Default)]
+pub(crate) enum Stage {
+    #[default]
+    Idle,
+    Bound(Bound),
+    Listening(Acceptor),
+    Connecting(Attempt),
+    Requested(Box<Pending>),
+    Replying(Attempt),
+    Opening(Attempt, Arc<Agreement>, Bytes),
+    Established(Arc<Agreement>, Bytes),
+    Closed(Arc<Agreement>, Bytes, CloseReason),
+    Failed(ConnectError),
+    Refused,
+    Released,
+}
+
+/// A program's hold on an endpoint: when it is dropped, whatever goes on there ends.
+#[derive(Debug)]
+pub(crate) struct Handle(pub(crate) Arc<Endpoint>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// A set-up in progress, for the text of a time-out.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempt {
+    pub(crate) peer: String,
+    pub(crate) since: Instant,
+    pub(crate) phase: Phase,
+}
+
+/// What both sides agreed on, and where they are. Without private data, which goes to the program once.
+#[derive(Clone, Debug)]
+pub(crate) struct Agreement {
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    pub(crate) negotiated: Negotiated,
+}
+
+impl Agreement {
+    /// Whether nothing more of the peer is needed to call the connection established.
+    fn opens_at_once(&self) -> bool {
+        self.negotiated.role == Role::Initiator || self.negotiated.rtr.is_none()
+    }
+}
+
+/// A set-up that came to its end.
+pub(crate) struct Settled {
+    pub(crate) agreement: Arc<Agreement>,
+    pub(crate) private_data: Bytes,
+}
+
+/// Channels to wake once the lock is released.
+#[derive(Default)]
+pub(crate) struct Emitted(Option<Arc<ChannelInner>>);
+
+impl Emitted {
+    pub(crate) fn wake(&mut self, channel: &Arc<ChannelInner>) {
+        self.0 = Some(Arc::clone(channel));
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(device: Arc<DeviceInner>, stage: Stage, sink: Option<Sink>) -> Arc<Self> {
+        let inner = Inner { stage, sink, qp: None, task: None };
+        Arc::new(Self { device, inner: Mutex::new(inner), changed: event_listener::Event::new() })
+    }
+
+    /// Changes the state, then wakes whoever waits for it.
+    pub(crate) fn change<R>(&self, step: impl FnOnce(&mut Inner, &mut Emitted) -> R) -> R {
+        let mut emitted = Emitted::default();
+        let result = step(&mut self.inner.lock(), &mut emitted);
+        self.changed.notify(usize::MAX);
+        if let Some(channel) = emitted.0 {
+            channel.wake();
+        }
+        result
+    }
+
+    /// Looks at the state.
+    pub(crate) fn look<R>(&self, at: impl FnOnce(&Inner) -> R) -> R {
+        at(&self.inner.lock())
+    }
+
+    /// Resolves when the state has changed since the call.
+    pub(crate) fn listen(&self) -> EventListener {
+        self.changed.listen()
+    }
+
+    /// The set-up went on to its next phase.
+    pub(crate) fn enter_phase(&self, next: Phase) {
+        if let Stage::Connecting(attempt) | Stage::Replying(attempt) = &mut self.inner.lock().stage
+        {
+            attempt.phase = next;
+        }
+    }
+
+    /// The time-out of whatever is going on.
+    pub(crate) fn timed_out(&self) -> ConnectError {
+        self.look(|inner| match &inner.stage {
+            Stage::Connecting(attempt) | Stage::Replying(attempt) | Stage::Opening(attempt, ..) => {
+                attempt.timed_out()
+            }
+            _ => ConnectError::Cancelled,
+        })
+    }
+
+    /// Everything is agreed and the engine is about to take over; `false` if the handle is gone.
+    pub(crate) fn open(&self, agreement: Agreement, private_data: Bytes) -> bool {
+        self.change(|inner, _| {
+            let (Stage::Connecting(attempt) | Stage::Replying(attempt)) = &inner.stage else {
+                return false;
+            };
+            let attempt = Attempt { phase: Phase::Rtr, ..attempt.clone() };
+            inner.stage = Stage::Opening(attempt, Arc::new(agreement), private_data);
+            true
+        })
+    }
+
+    /// The engine has taken over, or could not; `true` if the endpoint still wants the connection.
+    pub(crate) fn started(&self, qp: &Arc<QpInner>, started: Result<(), crate::Error>) -> bool {
+        if let Err(error) = started {
+            self.fail(ConnectError::queue_pair(error));
+            return false;
+        }
+        let wanted = self.change(|inner, emitted| match &inner.stage {
+            // Responder of the client-server model: established with its Reply, though its sender still
+            // waits for the first FPDU (MPA-029).
+            Stage::Opening(_, agreement, _) if agreement.opens_at_once() => {
+                inner.establish(emitted);
+                true
+            }
+            stage => !matches!(stage, Stage::Released),
+        });
+        if !wanted {
+            // The handle was dropped in between and found no connection to end.
+            qp.disconnect();
+        }
+        wanted
+    }
+
+    /// Resolves once the connection is established or has failed.
+    pub(crate) async fn opened(&self) {
+        loop {
+            let change = self.listen();
+            if !self.look(|inner| matches!(inner.stage, Stage::Opening(..))) {
+                return;
+            }
+            change.await;
+        }
+    }
+
+    /// The set-up failed before the engine took over. Queued receives are flushed (FC-035); one event
+    /// tells of it.
+    pub(crate) fn fail(&self, error: ConnectError) {
+        if let Some(qp) = self.note_failure(error) {
+            qp.fail_setup();
+        }
+    }
+
+    /// The ready-to-receive message did not come in time.
+    pub(crate) fn give_up(&self) {
+        if let Some(qp) = self.note_failure(self.timed_out()) {
+            qp.abort();
+        }
+    }
+
+    fn note_failure(&self, error: ConnectError) -> Option<Arc<QpInner>> {
+        self.change(|inner, emitted| {
+            if !inner.stage.is_set_up() {
+                return None;
+            }
+            inner.fail(error, emitted);
+            inner.qp.take()
+        })
+    }
+
+    /// How the set-up ended, if it did. Gives the private data to whoever asks first.
+    pub(crate) fn settled(&self) -> Option<Result<Settled, ConnectError>> {
+        let mut inner = self.inner.lock();
+        match &mut inner.stage {
+            Stage::Established(agreement, private_data)
+            | Stage::Closed(agreement, private_data, _) => Some(Ok(Settled {
+                agreement: Arc::clone(agreement),
+                private_data: std::mem::take(private_data),
+            })),
+            Stage::Failed(error) => Some(Err(error.clone())),
+            Stage::Released | Stage::Refused => Some(Err(ConnectError::Cancelled)),
+            _ => None,
+        }
+    }
+
+    /// How the connection ended, if it did.
+    pub(crate) fn close_reason(&self) -> Option<CloseReason> {
+        self.look(|inner| match &inner.stage {
+            Stage::Closed(_, _, reason) => Some(reason.clone()),
+            _ => None,
+        })
+    }
+
+    /// Ends an established connection in order; also one that has ended already (FC-047).
+    pub(crate) fn disconnect(&self) -> Result<(), ConnectError> {
+        let qp = self.look(|inner| match &inner.stage {
+            Stage::Established(..) => Ok(inner.qp.clone()),
+            Stage::Closed(..) => Ok(None),
+            // FC-046
+            other => Err(other.refuses("disconnect")),
+        })?;
+        if let Some(qp) = qp {
+            qp.disconnect();
+        }
+        Ok(())
+    }
+
+    /// The last handle is gone: what was going on ends, and nothing is reported any more (FC-044).
+    pub(crate) fn release(&self) {
+        let (stage, qp, task, sink) = self.change(|inner, _| {
+            let stage = std::mem::replace(&mut inner.stage, Stage::Released);
+            (stage, inner.qp.take(), inner.task.take(), inner.sink.take())
+        });
+        if let Some(sink) = sink {
+            sink.channel.purge(sink.id.as_ptr());
+        }
+        if let Some(task) = task {
+            task.abort();
+        }
+        match stage {
+            Stage::Requested(pending) => pending.decline_silently(&self.device),
+            Stage::Connecting(_) | Stage::Replying(_) => {
+                if let Some(qp) = qp {
+                    qp.fail_setup();
+                }
+            }
+            Stage::Opening(..) | Stage::Established(..) => {
+                if let Some(qp) = qp {
+                    qp.disconnect();
+                }
+            }
+            Stage::Idle
+            | Stage::Bound(_)
+            | Stage::Listening(_)
+            | Stage::Closed(..)
+            | Stage::Failed(_)
+            | Stage::Refused
+            | Stage::Released => {}
+        }
+    }
+}
+
+impl Observer for Endpoint {
+    fn established(&self) {
+        self.change(Inner::establish);
+    }
+
+    fn closed(&self, cause: &CloseCause, _clean: bool) {
+        let reason = CloseReason::from(cause);
+        let qp = self.change(|inner, emitted| {
+            if matches!(&inner.stage, Stage::Opening(_, agreement, _) if agreement.opens_at_once())
+            {
+                // It all happened before `started` could say so.
+                inner.establish(emitted);
+            }
+            match std::mem::take(&mut inner.stage) {
+                Stage::Established(agreement, private_data) => {
+                    let peer = Some(agreement.peer);
+                    let facts = Facts { peer, reason: Some(reason.clone()), ..Facts::default() };
+                    inner.stage = Stage::Closed(agreement, private_data, reason);
+                    inner.emit(EventKind::Disconnected, facts, emitted);
+                }
+                // FC-045: what was never established does not disconnect.
+                Stage::Opening(_, agreement, _) => {
+                    inner.fail(ConnectError::Ended { addr: agreement.peer, reason }, emitted);
+                }
+                other => inner.stage = other,
+            }
+            inner.task = None;
+            inner.qp.take()
+        });
+        drop(qp);
+    }
+}
+
+impl Inner {
+    pub(crate) fn emit(&self, kind: EventKind, facts: Facts, emitted: &mut Emitted) {
+        if let Some(Sink { channel, id }) = &self.sink {
+            channel.push(kind, Weak::clone(id), facts);
+            emitted.wake(channel);
+        }
+    }
+
+    /// From opening to established.
+    fn establish(&mut self, emitted: &mut Emitted) {
+        let (agreement, mut private_data) = match std::mem::take(&mut self.stage) {
+            Stage::Opening(_, agreement, private_data) => (agreement, private_data),
+            other => {
+                self.stage = other;
+                return;
+            }
+        };
+        let mut facts = Facts {
+            peer: Some(agreement.peer),
+            initiator_depth: narrow(agreement.negotiated.peer_ird),
+            responder_resources: narrow(agreement.negotiated.peer_ord),
+            ..Facts::default()
+        };
+        if self.sink.is_some() {
+            let told = std::mem::take(&mut private_data);
+            // FC-013: the accepting side has had it with the request.
+            if agreement.negotiated.role == Role::Initiator {
+                facts.private_data = told;
+            }
+        }
+        self.stage = Stage::Established(agreement, private_data);
+        self.task = None;
+        self.emit(EventKind::Established, facts, emitted);
+    }
+
+    fn fail(&mut self, error: ConnectError, emitted: &mut Emitted) {
+        let facts = Facts {
+            private_data: Bytes::copy_from_slice(error.private_data()),
+            peer: error.peer(),
+            status: Some(error.clone()),
+            ..Facts::default()
+        };
+        let kind = EventKind::from(&error);
+        self.stage = Stage::Failed(error);
+        self.task = None;
+        self.emit(kind, facts, emitted);
+    }
+}
+
+impl Stage {
+    fn is_set_up(&self) -> bool {
+        matches!(self, Self::Connecting(_) | Self::Replying(_) | Self::Opening(..))
+    }
+
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Bound(bound) => Some(bound.addr()),
+            Self::Listening(acceptor) => Some(acceptor.addr()),
+            Self::Requested(pending) => Some(pending.local),
+            Self::Opening(_, agreement, _)
+            | Self::Established(agreement, _)
+            | Self::Closed(agreement, ..) => Some(agreement.local),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Requested(pending) => Some(pending.peer),
+            Self::Connecting(attempt) | Self::Replying(attempt) => attempt.peer.parse().ok(),
+            Self::Opening(_, agreement, _)
+            | Self::Established(agreement, _)
+            | Self::Closed(agreement, ..) => Some(agreement.peer),
+            Self::Failed(error) => error.peer(),
+            _ => None,
+        }
+    }
+
+    /// The error of a call that this state does not allow (FC-046).
+    pub(crate) fn refuses(&self, call: &'static str) -> ConnectError {
+        ConnectError::State { call, state: self.describe() }
+    }
+
+    const fn describe(&self) -> &'static str {
+        match self {
+            Self::Idle => "it is neither bound nor connected",
+            Self::Bound(_) => "it is only bound",
+            Self::Listening(_) => "it listens",
+            Self::Connecting(_) => "it is connecting",
+            Self::Requested(_) => "its request has not been answered",
+            Self::Replying(_) | Self::Opening(..) => "it is accepting",
+            Self::Established(..) => "it is connected",
+            Self::Closed(..) => "its connection is over",
+            Self::Failed(_) => "its connection failed",
+            Self::Refused => "its request was rejected",
+            Self::Released => "it was given up",
+        }
+    }
+}
+
+impl Attempt {
+    pub(crate) fn timed_out(&self) -> ConnectError {
+        // Nobody wants to read nanoseconds.
+        let elapsed = self.since.elapsed();
+        let after = Duration::new(elapsed.as_secs(), elapsed.subsec_millis() * 1_000_000);
+        ConnectError::TimedOut { peer: self.peer.clone(), phase: self.phase, after }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.look(|inner| inner.stage.describe());
+        f.debug_struct("Endpoint").field("state", &state).finish_non_exhaustive()
+    }
+}

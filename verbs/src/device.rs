@@ -1,0 +1,190 @@
+//! The device: what everything else is made from.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::channel::CompletionChannel;
+use crate::cm::Handshakes;
+pub(crate) use crate::config::{DeviceConfig, DeviceLimits};
+use crate::cq::{CompletionQueue, CqInner};
+use crate::engine::driver::Driver;
+use crate::error::Error;
+use crate::event::AsyncEvents;
+pub(crate) use crate::event::{AsyncEvent, AsyncEventKind};
+use crate::pd::{PdInner, ProtectionDomain};
+use crate::stats::{DeviceCounters, DeviceStats};
+use crate::wr::MESSAGE_MAX;
+
+/// An iWARP device made of software: all TCP of this host is its network.
+///
+/// A handle, cheap to clone; its objects keep it alive. Opening starts no thread: the first connection
+/// starts the driver, the thread that moves connections when no call of the program does.
+#[derive(Debug, Clone)]
+pub struct Device(pub(crate) Arc<DeviceInner>);
+
+/// What all objects of a device share.
+#[derive(Debug)]
+pub(crate) struct DeviceInner {
+    pub(crate) config: DeviceConfig,
+    pub(crate) handshakes: Arc<Handshakes>,
+    pub(crate) counters: DeviceCounters,
+    driver: Driver,
+    events: AsyncEvents,
+    /// Number of the next completion queue, for logs.
+    next_cq: AtomicU32,
+}
+
+impl DeviceInner {
+    pub(crate) fn new(config: DeviceConfig) -> Result<Arc<Self>, Error> {
+        config.check()?;
+        Ok(Arc::new(Self {
+            handshakes: Handshakes::new(config.max_pending_handshakes),
+            counters: DeviceCounters::default(),
+            driver: Driver::new(config.memory_budget),
+            events: AsyncEvents::new()
+                .map_err(|error| Error::io("make a descriptor for events", error))?,
+            next_cq: AtomicU32::new(0),
+            config,
+        }))
+    }
+
+    /// What moves connections when nobody else does.
+    #[inline]
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(crate) fn events(&self) -> &AsyncEvents {
+        &self.events
+    }
+
+    /// Tells the program what happened to a queue pair.
+    pub(crate) fn raise_qp(&self, kind: AsyncEventKind, number: u32) {
+        self.events.raise_qp(kind, number);
+    }
+
+    /// Drops events about a queue pair that nobody has fetched.
+    pub(crate) fn bury_qp_events(&self, number: u32) {
+        self.events.bury_qp(number);
+    }
+
+    /// Drops what was not fetched about a queue pair that is being destroyed.
+    pub(crate) fn forget_qp_events(&self, number: u32) {
+        self.events.forget_qp(number);
+    }
+
+    /// Blocks until all fetched events about a queue pair are acknowledged (FC-040).
+    pub(crate) fn wait_qp_acked(&self, number: u32) {
+        self.events.wait_qp_acked(number);
+    }
+
+    pub(crate) fn number_cq(&self) -> u32 {
+        self.next_cq.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Device {
+    /// Opens a device. Several may be open in one process; objects of one cannot be used with another.
+    ///
+    /// Takes one descriptor, starts no thread.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the settings contradict each other, [`Error::Io`] if there is no descriptor.
+    pub fn open(config: DeviceConfig) -> Result<Self, Error> {
+        DeviceInner::new(config).map(Self)
+    }
+
+    /// Makes a protection domain.
+    #[must_use]
+    pub fn alloc_pd(&self) -> ProtectionDomain {
+        ProtectionDomain(PdInner::new(&self.0))
+    }
+
+    /// Makes a completion queue for at least `entries` completions.
+    ///
+    /// Memory is taken as entries are used, descriptors when somebody first waits on the queue.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] beyond [`DeviceLimits::max_cqe`] (FC-043), [`Error::Empty`] for 0.
+    pub fn create_cq(&self, entries: u32) -> Result<CompletionQueue, Error> {
+        CqInner::new(&self.0, entries, None).map(CompletionQueue::from_inner)
+    }
+
+    /// Makes a completion queue that tells `channel` when it was armed and something completes.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq), and [`Error::ForeignDevice`] for a channel of another device.
+    pub fn create_cq_with_channel(
+        &self,
+        entries: u32,
+        channel: &CompletionChannel,
+    ) -> Result<CompletionQueue, Error> {
+        if !Arc::ptr_eq(&channel.inner().device, &self.0) {
+            return Err(Error::ForeignDevice { what: "completion channel" });
+        }
+        let channel = Arc::clone(channel.inner());
+        CqInner::new(&self.0, entries, Some(channel)).map(CompletionQueue::from_inner)
+    }
+
+    /// Makes a completion channel. Takes one descriptor.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is no descriptor.
+    pub fn create_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::new(&self.0)
+    }
+
+    /// What the device offers. Each limit can be used in full, as far as memory goes.
+    #[must_use]
+    pub fn attributes(&self) -> DeviceAttributes {
+        let config = &self.0.config;
+        DeviceAttributes {
+            limits: config.limits,
+            max_ird: config.max_ird.into(),
+            max_ord: config.max_ord.into(),
+            max_message: MESSAGE_MAX,
+        }
+    }
+
+    /// The settings it was opened with.
+    #[must_use]
+    pub fn config(&self) -> &DeviceConfig {
+        &self.0.config
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn stats(&self) -> DeviceStats {
+        self.0.counters.snapshot()
+    }
+
+    /// A descriptor that is readable while an event can be fetched. It never blocks.
+    #[must_use]
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.0.events.as_fd()
+    }
+
+    /// The next asynchronous event, if there is one. Never blocks; to wait, poll
+    /// [`async_fd`](Self::async_fd).
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected.
+    pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        self.0.events.next().map_err(|error| Error::io("read the descriptor for events", error))
+    }
+}
+
+/// What a device offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// Limits of single objects.
+    pub limits: DeviceLimits,
+    /// Largest IRD of a connection.
+    pub max_ird: u32,
+    /// Largest ORD of a connection.
+    pub max_ord: u32,
+    /// Octets of the longest message.
+    pub max_message: u32,
+}

@@ -1,0 +1,320 @@
+//! The driver: the thread that moves connections when nobody else does.
+//!
+//! One per device, started with its first connection or set-up. It sleeps in an epoll set of the
+//! device's sockets, runs the timers of the connections, and carries a single-threaded tokio runtime
+//! for the set-up tasks of the connection manager. A socket is reported once and then silent until it
+//! is armed again by the pass that follows; while a program polls the completion queues of a queue pair
+//! (holds their *lease*), the driver neither runs that pass nor arms the socket, but looks now and then
+//! whether the program still polls.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Handle};
+
+use super::asked::Asked;
+use super::budget::Budget;
+use super::{Caller, parking::Parking};
+use crate::mem::without_signals;
+use crate::qp::QpInner;
+use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
+
+/// The device's hold on its driver. Dropping it ends the thread.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    budget: Budget,
+    /// Only one start at a time, and a failed one may be tried again.
+    starting: Mutex<()>,
+    running: OnceLock<Arc<Shared>>,
+}
+
+/// What the driver's thread and everybody else share.
+#[derive(Debug)]
+struct Shared {
+    set: Arc<DriverSet>,
+    runtime: Handle,
+    inbox: Mutex<Inbox>,
+    /// The thread has been woken and has not looked into the inbox since.
+    woken: AtomicBool,
+    /// Queue pairs with a connection, by number: what keeps them alive without a handle.
+    connected: Mutex<HashMap<u64, Arc<QpInner>>>,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    /// To be run once.
+    runnable: Vec<Arc<QpInner>>,
+    /// New deadlines.
+    deadlines: Vec<(Instant, u64)>,
+    /// The device is gone.
+    ended: bool,
+}
+
+impl Driver {
+    pub(crate) fn new(memory_budget: usize) -> Self {
+        Self {
+            budget: Budget::new(memory_budget),
+            starting: Mutex::new(()),
+            running: OnceLock::new(),
+        }
+    }
+
+    /// The runtime of the driver, for set-up tasks; starts the thread.
+    pub(crate) fn handle(&self) -> io::Result<Handle> {
+        Ok(self.start()?.runtime.clone())
+    }
+
+    /// Memory that connections hold between passes.
+    pub(super) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Makes a connection known, silent until it is armed.
+    pub(crate) fn connect(&self, qp: &Arc<QpInner>, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let shared = self.start()?;
+        shared.set.add(socket, qp.key())?;
+        shared.connected.lock().insert(qp.key(), Arc::clone(qp));
+        Ok(())
+    }
+
+    /// Forgets a connection that is over.
+    pub(crate) fn disconnect(&self, qp: &QpInner, socket: BorrowedFd<'_>) {
+        let Some(shared) = self.running.get() else { return };
+        let removed = shared.set.remove(socket, qp.key());
+        debug_assert!(removed.is_ok(), "a set of our own cannot fail: {removed:?}");
+        let qp = shared.connected.lock().remove(&qp.key());
+        // If this was the last reference, the end of it is no business of that lock.
+        drop(qp);
+    }
+
+    /// Has the socket reported once.
+    pub(super) fn arm(&self, qp: &QpInner, socket: BorrowedFd<'_>, interest: Interest) {
+        let Some(shared) = self.running.get() else { return };
+        if let Err(error) = shared.set.arm(socket, qp.key(), interest) {
+            // Out of kernel memory. The driver tries again; without it the connection might stand still.
+            tracing::warn!(qp = qp.number, %error, "socket not armed");
+            shared.deadline(Instant::now() + RETRY, qp.key());
+        }
+    }
+
+    /// Whether the thread has been started.
+    pub(super) fn is_running(&self) -> bool {
+        self.running.get().is_some()
+    }
+
+    /// Has a connection run soon by the driver.
+    pub(crate) fn schedule(&self, qp: &Arc<QpInner>) {
+        let Some(shared) = self.running.get() else { return };
+        if !qp.scheduled.swap(true, Ordering::AcqRel) {
+            shared.inbox.lock().runnable.push(Arc::clone(qp));
+            shared.wake();
+        }
+    }
+
+    /// Has a connection run by the driver at some time.
+    pub(super) fn deadline(&self, qp: &QpInner, at: Instant) {
+        if let Some(shared) = self.running.get() {
+            shared.deadline(at, qp.key());
+        }
+    }
+
+    /// Changes what a connection holds.
+    pub(super) fn charge(&self, from: usize, to: usize) {
+        if from != to {
+            self.budget.change(from, to);
+        }
+    }
+
+    fn start(&self) -> io::Result<&Arc<Shared>> {
+        if let Some(shared) = self.running.get() {
+            return Ok(shared);
+        }
+        let _starting = self.starting.lock();
+        if self.running.get().is_none() {
+            let shared = spawn()?;
+            let set = self.running.set(shared);
+            debug_assert!(set.is_ok(), "only set with the lock held");
+        }
+        self.running.get().ok_or_else(|| io::Error::other("driver did not start"))
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // Every queue pair holds the device, so none is left.
+        if let Some(shared) = self.running.get() {
+            shared.inbox.lock().ended = true;
+            shared.wake();
+        }
+    }
+}
+
+impl Shared {
+    fn deadline(&self, at: Instant, key: u64) {
+        self.inbox.lock().deadlines.push((at, key));
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            let woken = self.set.wake();
+            debug_assert!(woken.is_ok(), "a set of our own cannot fail: {woken:?}");
+        }
+    }
+
+    fn find(&self, key: u64) -> Option<Arc<QpInner>> {
+        self.connected.lock().get(&key).cloned()
+    }
+}
+
+/// Pause before a failed arming is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// Starts the thread, and waits until its runtime is there.
+fn spawn() -> io::Result<Arc<Shared>> {
+    let (started, start) = mpsc::channel();
+    let thread = thread::Builder::new().name("iwarp-driver".into());
+    let run_thread = move || {
+        let runtime = match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        runtime.block_on(async {
+            match prepare() {
+                Ok((shared, waiter)) => {
+                    let _ = started.send(Ok(Arc::clone(&shared)));
+                    drop(started);
+                    run(&shared, waiter).await;
+                }
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                }
+            }
+        });
+    };
+    // The program's signals are for its own threads.
+    without_signals(|| thread.spawn(run_thread))?;
+    start.recv().unwrap_or_else(|_| Err(io::Error::other("driver thread ended at its start")))
+}
+
+fn prepare() -> io::Result<(Arc<Shared>, DriverWaiter)> {
+    let set = Arc::new(DriverSet::new()?);
+    let waiter = set.waiter()?;
+    let shared = Shared {
+        set,
+        runtime: Handle::current(),
+        inbox: Mutex::default(),
+        woken: AtomicBool::new(false),
+        connected: Mutex::default(),
+    };
+    Ok((Arc::new(shared), waiter))
+}
+
+/// Runs until the device is gone.
+async fn run(shared: &Shared, mut waiter: DriverWaiter) {
+    let mut agenda = Agenda::default();
+    let mut ready = Vec::new();
+    loop {
+        // Yields now and then of itself, so that set-up tasks get their turn however busy the
+        // connections are.
+        match waiter.ready(&mut ready).await {
+            Ok(_) => {}
+            Err(error) => {
+                // Readiness of our own descriptor: nothing that a connection did, and nothing to be done.
+                tracing::error!(%error, "driver cannot wait for sockets");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+        // A fault in one turn must not stop the connections that others have.
+        match catch_unwind(AssertUnwindSafe(|| agenda.turn(shared, &mut ready))) {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(_) => tracing::error!("a turn of the driver panicked"),
+        }
+    }
+}
+
+/// What the driver itself remembers between turns.
+#[derive(Default)]
+struct Agenda {
+    deadlines: BinaryHeap<Reverse<(Instant, u64)>>,
+    parking: Parking,
+    runnable: Vec<Arc<QpInner>>,
+    /// When the timer goes off.
+    timer: Option<Instant>,
+}
+
+impl Agenda {
+    /// Deals with all that has come up. `true`: the device is gone.
+    fn turn(&mut self, shared: &Shared, ready: &mut Vec<Ready>) -> bool {
+        // Whatever is put into the inbox from here on wakes the thread again.
+        shared.woken.swap(false, Ordering::AcqRel);
+        {
+            let mut inbox = shared.inbox.lock();
+            if inbox.ended {
+                return true;
+            }
+            std::mem::swap(&mut inbox.runnable, &mut self.runnable);
+            self.deadlines.extend(inbox.deadlines.drain(..).map(Reverse));
+        }
+        for ready in ready.drain(..) {
+            if let Some(qp) = shared.find(ready.key) {
+                self.socket_ready(&qp, ready);
+            }
+        }
+        for qp in self.runnable.drain(..) {
+            qp.scheduled.store(false, Ordering::Release);
+            qp.drive(Caller::Driver);
+        }
+        self.keep_time(shared);
+        false
+    }
+
+    fn socket_ready(&mut self, qp: &Arc<QpInner>, ready: Ready) {
+        qp.ask(if ready.hangup { Asked::SOCKET | Asked::HANGUP } else { Asked::SOCKET });
+        if ready.hangup || !self.parking.park(qp) {
+            qp.drive(Caller::Driver);
+        }
+    }
+
+    fn keep_time(&mut self, shared: &Shared) {
+        let mut next = self.parking.next_look();
+        if next.is_some() || !self.deadlines.is_empty() {
+            let now = Instant::now();
+            while let Some(&Reverse((at, key))) = self.deadlines.peek()
+                && at <= now
+            {
+                self.deadlines.pop();
+                if let Some(qp) = shared.find(key) {
+                    qp.ask(Asked::TIMER);
+                    qp.drive(Caller::Driver);
+                }
+            }
+            if next.is_some_and(|at| at <= now) {
+                next = self.parking.look(now);
+            }
+        }
+        let due = self.deadlines.peek().map(|Reverse((at, _))| *at);
+        let timer = match (next, due) {
+            (Some(next), Some(due)) => Some(next.min(due)),
+            (next, due) => next.or(due),
+        };
+        if timer != self.timer || self.timer.is_some_and(|at| at <= Instant::now()) {
+            let after = timer.map(|at| at.saturating_duration_since(Instant::now()));
+            let set = shared.set.set_timer(after);
+            debug_assert!(set.is_ok(), "a timer of our own cannot fail: {set:?}");
+            self.timer = timer;
+        }
+    }
+}

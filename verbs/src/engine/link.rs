@@ -1,0 +1,520 @@
+//! A live connection: its socket, its protocol stream, and one pass over both.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use iwarp_mpa::{FpduLimit, SizePlan, mulpdu};
+use iwarp_rdmap::{
+    CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, TerminateCode,
+};
+
+use super::asked::Asked;
+use super::driver::Driver;
+use super::memory::{QpMemory, Recent};
+use super::outbox::Outbox;
+use super::report::{Received as Message, Reporter};
+use super::rx::{Received, Rx};
+use super::scratch::Scratch;
+use super::tx::{Sent, Tx};
+use super::verdict::{self, Verdict};
+use super::{Caller, Progress};
+use crate::qp::state::QpEvent;
+use crate::qp::wqe::Wqe;
+use crate::qp::{Ending, QpInner};
+use crate::sys::{Interest, Socket};
+
+/// Batches between two looks at the EMSS, in the long run. TCP begins with a smaller one than it will
+/// use, so the first looks come earlier.
+const BATCHES_PER_EMSS: u32 = 1024;
+
+/// What exists only while there is a connection.
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each of its own life")]
+pub(crate) struct Link {
+    /// Shared with the completion queues that watch it.
+    pub(super) socket: Arc<Socket>,
+    pub(super) stream: Stream<Wqe>,
+    pub(super) rx: Rx,
+    pub(super) tx: Tx,
+    pub(super) batches: u32,
+    sizes: Sizes,
+    /// Batches before the next look at the EMSS.
+    emss_due: u32,
+    /// What the driver was last asked to report, unless it has since.
+    armed: Option<Interest>,
+    /// The deadline that the driver knows.
+    deadline: Option<Instant>,
+    /// When a close that waits for what is posted becomes one that does not.
+    resort: Option<Instant>,
+    recent: Recent,
+    /// The stream had nothing to send when it was asked last, and nothing has happened since.
+    quiet: bool,
+    /// Operations that the stream has.
+    submitted: usize,
+    /// Receives that the stream has.
+    taken: usize,
+    /// State of the stream after the last pass.
+    state: State,
+    /// The queue pair was destroyed: nothing moves to or from memory any more.
+    closed: bool,
+    /// Both directions of TCP are over, which the driver would report again and again.
+    hung_up: bool,
+    ended: Option<(CloseCause, bool)>,
+    /// The socket is to be closed by a reset.
+    reset: bool,
+    /// Events taken from the stream ahead of their turn.
+    foreseen: VecDeque<Event<Wqe>>,
+    /// What the program is told of the end, once a Terminate has decided it.
+    verdict: Option<Verdict>,
+}
+
+/// How long a close may wait for what is posted: as long as a silent peer is waited for.
+fn close_limit(user_timeout: Duration) -> Duration {
+    if user_timeout.is_zero() { Duration::from_secs(20) } else { user_timeout }
+}
+
+/// What the sizes of FPDUs depend on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    /// The connection's limit.
+    pub(crate) limit: FpduLimit,
+    /// The EMSS as it was read last, in octets.
+    pub(crate) emss: u32,
+    /// Markers are sent.
+    pub(crate) markers: bool,
+}
+
+impl Sizes {
+    /// How messages are cut. Where segments are larger than the connection's limit, inside of a host, FPDUs
+    /// keep to the limit and share segments: ending a segment behind each would cost a system call for
+    /// each, and octets that are summed and copied in small pieces stay in the nearest cache.
+    pub(crate) fn plan(&self) -> SizePlan {
+        let Self { limit, emss, markers } = *self;
+        let mut plan = SizePlan::new(emss, limit, markers);
+        if let FpduLimit::Octets(octets) = limit
+            && emss > octets
+            && !markers
+        {
+            plan.mulpdu = mulpdu(octets, false);
+            plan.ends_record = false;
+        }
+        plan
+    }
+}
+
+/// The time, read once a pass, and only if somebody asks.
+#[derive(Default)]
+pub(super) struct Clock(Option<Instant>);
+
+impl Clock {
+    #[inline]
+    pub(super) fn now(&mut self) -> Instant {
+        *self.0.get_or_insert_with(Instant::now)
+    }
+}
+
+impl Link {
+    pub(crate) fn new(
+        socket: Arc<Socket>,
+        stream: Stream<Wqe>,
+        leftover: Vec<u8>,
+        sizes: Sizes,
+        driver: &Driver,
+    ) -> Box<Self> {
+        Box::new(Self {
+            socket,
+            state: stream.state(),
+            stream,
+            rx: Rx::with_leftover(leftover, driver),
+            tx: Tx::default(),
+            batches: 0,
+            sizes,
+            emss_due: 4,
+            armed: None,
+            deadline: None,
+            resort: None,
+            recent: Recent::default(),
+            quiet: false,
+            submitted: 0,
+            taken: 0,
+            closed: false,
+            hung_up: false,
+            ended: None,
+            reset: false,
+            foreseen: VecDeque::new(),
+            verdict: None,
+        })
+    }
+
+    /// How the connection ended, if it has.
+    pub(super) fn take_end(&mut self) -> Option<(CloseCause, bool)> {
+        self.ended.take()
+    }
+
+    /// After a panic: everything the stream has comes back, and the connection is reset.
+    pub(super) fn abandon(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) {
+        self.reset = true;
+        self.stream.abort();
+        self.events(qp, reporter, out);
+    }
+
+    /// The queue pair is destroyed: from here on nothing moves to or from memory. What is framed
+    /// already is still sent, and the connection ends in order.
+    pub(super) fn detach(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) {
+        if self.closed {
+            return;
+        }
+        let mut recent = Recent::default();
+        let mut mem = QpMemory::new(qp, &mut recent, false);
+        if !self.stage_unsent(&mut mem) {
+            // Part of an FPDU is out and the rest cannot follow.
+            self.stream.abort();
+        }
+        self.closed = true;
+        self.stream.disconnect(Instant::now());
+        self.events(qp, reporter, out);
+    }
+
+    /// Closes the socket and gives back borrowed memory. Nobody watches the socket any more.
+    pub(super) fn finish(mut self, driver: &Driver) {
+        self.rx.release(driver);
+        self.tx.release(driver);
+        if self.reset
+            && let Some(Err(error)) = Arc::into_inner(self.socket).map(Socket::abort)
+        {
+            tracing::debug!(%error, "socket closed without a reset");
+        }
+    }
+
+    /// One pass: requests, submissions, input, output, events, timers, arming.
+    #[allow(clippy::too_many_arguments, reason = "parts of the engine, borrowed apart")]
+    pub(super) fn pass(
+        &mut self,
+        qp: &Arc<QpInner>,
+        who: Caller,
+        asked: Asked,
+        posted: &mut Option<Operation<Wqe>>,
+        reporter: &mut Reporter,
+        incoming: &mut VecDeque<Operation<Wqe>>,
+        out: &mut Outbox,
+    ) -> Progress {
+        let driver = qp.driver();
+        let mut clock = Clock::default();
+        let mut recent = std::mem::take(&mut self.recent);
+        let mut mem = QpMemory::new(qp, &mut recent, self.closed);
+        let mut progress = Progress::default();
+        if !asked.is_empty() {
+            self.obey(qp, asked, &mut clock, incoming);
+        }
+        let input = Asked::INPUT | Asked::SOCKET | Asked::RECEIVE | Asked::TIMER;
+        let mut receives = who != Caller::Post || asked.intersects(input) || self.tx.lost.is_some();
+        // A poster does not try a full socket again: the driver, or a poll, will.
+        let mut sends = !(self.tx.blocked && who == Caller::Post && !asked.contains(Asked::SOCKET));
+        Scratch::with(|scratch| {
+            loop {
+                let mut moved = self.submit(qp, posted.take(), incoming);
+                if receives {
+                    receives = false;
+                    match self.receive(&mut mem, scratch, &mut clock, driver) {
+                        Received::Drained { moved: some } => moved |= some,
+                        Received::More => {
+                            moved = true;
+                            progress.more = true;
+                        }
+                    }
+                }
+                self.quiet &= !moved && asked.is_empty();
+                if sends && !self.quiet {
+                    match self.transmit(&mut mem, scratch, &mut clock, driver, who) {
+                        Sent::Done { moved: some } => moved |= some,
+                        Sent::More => {
+                            moved = true;
+                            progress.more = true;
+                        }
+                    }
+                    sends = !self.tx.blocked && self.tx.lost.is_none();
+                    self.quiet = sends && !progress.more;
+                    if self.tx.lost.is_some() && !self.rx.ended {
+                        // What the peer said before TCP failed, a Terminate perhaps, is still to be read.
+                        receives = true;
+                        continue;
+                    }
+                }
+                self.taken += std::mem::take(&mut mem.taken);
+                moved |= self.events(qp, reporter, out);
+                progress.found_work |= moved;
+                if progress.more || !moved || !qp.sq.any() || self.ended.is_some() {
+                    break;
+                }
+            }
+        });
+        self.recent = recent;
+        if !progress.found_work && asked.is_empty() && who == Caller::Poll {
+            // Nothing has changed, so there is nothing to follow it.
+            return progress;
+        }
+        self.shut_down();
+        self.follow(qp, reporter, incoming, out);
+        if self.ended.is_none() {
+            self.refresh_size();
+            self.keep_time(qp, driver);
+            self.arm(qp, driver);
+        }
+        progress
+    }
+
+    /// Carries out what was asked for.
+    fn obey(
+        &mut self,
+        qp: &QpInner,
+        asked: Asked,
+        clock: &mut Clock,
+        incoming: &mut VecDeque<Operation<Wqe>>,
+    ) {
+        if asked.contains(Asked::SOCKET) {
+            self.armed = None;
+            self.tx.blocked = false;
+        }
+        if asked.contains(Asked::HANGUP) {
+            self.hung_up = true;
+            // Nothing is read while a Send is held back, nor after FIN, so the end of TCP would go
+            // unnoticed.
+            if !self.reads()
+                && let Ok(Some(error)) = self.socket.take_error()
+            {
+                self.lost(super::rx::lost_cause(&error));
+            }
+        }
+        if asked.contains(Asked::TIMER) {
+            self.deadline = None;
+            self.stream.handle_timeout(clock.now());
+            if self.resort.is_some_and(|at| at <= clock.now()) {
+                self.resort = None;
+                self.stream.disconnect(clock.now());
+            }
+        }
+        if asked.contains(Asked::CLOSE) {
+            // What is posted goes out first (DDP-041).
+            self.submit(qp, None, incoming);
+            self.stream.close(clock.now());
+            self.resort = clock.now().checked_add(close_limit(qp.device.config.user_timeout));
+        }
+        if asked.intersects(Asked::DISCONNECT | Asked::ABANDON) {
+            self.stream.disconnect(clock.now());
+        }
+        if asked.contains(Asked::OVERRUN) {
+            self.stream.terminate(TerminateCode::STREAM_CATASTROPHIC, clock.now());
+        }
+        if asked.contains(Asked::TERMINATE) {
+            self.stream.terminate(TerminateCode::LOCAL_CATASTROPHIC, clock.now());
+        }
+        if asked.contains(Asked::ABORT) {
+            self.stream.abort();
+        }
+        #[cfg(test)]
+        assert!(!asked.contains(Asked::PANIC), "asked to panic");
+    }
+
+    /// Gives posted operations to the stream: those of the send queue, then the one that the caller
+    /// brings along.
+    #[inline]
+    fn submit(
+        &mut self,
+        qp: &QpInner,
+        posted: Option<Operation<Wqe>>,
+        incoming: &mut VecDeque<Operation<Wqe>>,
+    ) -> bool {
+        let accepts = self.stream.state().accepts_work();
+        if let Some(operation) = posted {
+            if accepts && !qp.sq.any() {
+                match self.stream.submit(operation) {
+                    Ok(()) => self.submitted += 1,
+                    Err(refused) => qp.sq.append([refused.operation]),
+                }
+                return true;
+            }
+            qp.sq.append([operation]);
+        }
+        if !accepts || !qp.sq.any() {
+            return false;
+        }
+        qp.sq.take(incoming);
+        while let Some(operation) = incoming.pop_front() {
+            match self.stream.submit(operation) {
+                Ok(()) => self.submitted += 1,
+                Err(refused) => {
+                    incoming.push_front(refused.operation);
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// Reports what has ended.
+    fn events(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) -> bool {
+        let mut any = false;
+        while let Some(event) = self.next_event(reporter) {
+            any = true;
+            match event {
+                Event::OperationDone { buffer, outcome, len, .. } => {
+                    self.submitted = self.submitted.saturating_sub(1);
+                    reporter.end(qp, buffer, outcome, len, out);
+                }
+                Event::ReceiveDone { buffer, outcome, len, solicited, invalidated } => {
+                    self.taken = self.taken.saturating_sub(1);
+                    let invalidated = invalidated.map(iwarp_ddp::Stag::raw);
+                    let message = Message { len, solicited, invalidated };
+                    match buffer {
+                        Wqe::Receive(wqe) => reporter.received(qp, wqe, outcome, message, out),
+                        other @ Wqe::Send(_) => reporter.end(qp, other, outcome, len, out),
+                    }
+                }
+                Event::Established => out.established(),
+                Event::Terminated { by, terminate, cause } => {
+                    let counters = &qp.device.counters;
+                    match by {
+                        Initiator::User | Initiator::Local => counters.terminates_sent.count(),
+                        Initiator::Remote => counters.terminates_received.count(),
+                    }
+                    self.verdict = Some(verdict::of_terminate(by, &terminate, cause.as_ref()));
+                    qp.remember(Ending { by, terminate });
+                }
+                Event::PeerClosed => {}
+                Event::Closed { clean, cause } => {
+                    if let CloseCause::Lost(_) = cause {
+                        qp.device.counters.connections_lost.count();
+                    }
+                    let verdict = self.verdict.unwrap_or_else(|| verdict::of_close(&cause));
+                    // An error that a completion tells is not told by an event as well. // V9
+                    if let (Some(kind), false) = (verdict, reporter.culprit) {
+                        out.raise(kind);
+                    }
+                    self.ended = Some((cause, clean));
+                }
+            }
+        }
+        any
+    }
+
+    /// The next event. Before a request is reported as failed, the Terminate that goes with it, which
+    /// may come behind it, is noted.
+    fn next_event(&mut self, reporter: &mut Reporter) -> Option<Event<Wqe>> {
+        let event = self.foreseen.pop_front().or_else(|| self.stream.poll_event())?;
+        if let Event::OperationDone { outcome, .. } | Event::ReceiveDone { outcome, .. } = &event
+            && *outcome != Outcome::Success
+            && self.foreseen.is_empty()
+        {
+            while let Some(later) = self.stream.poll_event() {
+                if let Event::Terminated { terminate, .. } = &later {
+                    reporter.set_terminate(terminate.likely_code().raw());
+                }
+                self.foreseen.push_back(later);
+            }
+        }
+        if let Event::Terminated { terminate, .. } = &event {
+            reporter.set_terminate(terminate.likely_code().raw());
+        }
+        Some(event)
+    }
+
+    /// Does to TCP what the stream asks for.
+    fn shut_down(&mut self) {
+        while let Some(shutdown) = self.stream.poll_shutdown() {
+            match shutdown {
+                Shutdown::Write => {
+                    if let Err(error) = self.socket.shutdown_write() {
+                        // The connection is gone already, which receiving will tell.
+                        tracing::debug!(%error, "socket not shut down");
+                    }
+                }
+                // The stream is over with it; the end of the link does it.
+                Shutdown::Abort => self.reset = true,
+            }
+        }
+    }
+
+    /// Follows the state of the stream: what the program sees, and what is flushed.
+    fn follow(
+        &mut self,
+        qp: &Arc<QpInner>,
+        reporter: &mut Reporter,
+        incoming: &mut VecDeque<Operation<Wqe>>,
+        out: &mut Outbox,
+    ) {
+        let state = self.stream.state();
+        if state.accepts_work() {
+            return;
+        }
+        if state != self.state {
+            self.state = state;
+            match state {
+                State::FirstWait | State::Full => {}
+                State::Finishing | State::Closing => qp.state.follow(QpEvent::Closing),
+                State::Terminating => qp.state.follow(QpEvent::Terminating),
+                State::Closed => qp.state.follow(QpEvent::Closed),
+            }
+        }
+        // What the stream has comes first, in its order; what it has not follows. // FC-031, FC-032
+        if self.submitted == 0 && (qp.sq.any() || !incoming.is_empty()) {
+            reporter.flush_sends(qp, incoming, out);
+            qp.sq.take(incoming);
+            reporter.flush_sends(qp, incoming, out);
+        }
+        if !state.receives() && self.taken == 0 {
+            reporter.flush_receives(qp, out);
+        }
+    }
+
+    /// Looks now and then whether the path takes larger or smaller segments (DDP-001).
+    fn refresh_size(&mut self) {
+        if self.batches < self.emss_due {
+            return;
+        }
+        self.batches = 0;
+        self.emss_due = (self.emss_due * 4).min(BATCHES_PER_EMSS);
+        if let Ok(emss) = self.socket.emss()
+            && emss != self.sizes.emss
+        {
+            self.sizes.emss = emss;
+            self.stream.set_size(self.sizes.plan());
+        }
+    }
+
+    /// Tells the driver of an earlier deadline than it knows. A later one it will learn when it comes
+    /// with the one it knows.
+    fn keep_time(&mut self, qp: &QpInner, driver: &Driver) {
+        let stream = self.stream.poll_timeout();
+        if let Some(at) = [stream, self.resort].into_iter().flatten().min()
+            && self.deadline.is_none_or(|known| at < known)
+        {
+            self.deadline = Some(at);
+            driver.deadline(qp, at);
+        }
+    }
+
+    /// Whether input is taken from the socket at present.
+    fn reads(&self) -> bool {
+        !self.rx.ended && !self.stream.is_blocked()
+    }
+
+    /// Has the driver told of whatever this connection waits for, unless a program polls for it.
+    fn arm(&mut self, qp: &QpInner, driver: &Driver) {
+        let wanted = Interest { read: self.reads(), write: self.tx.blocked };
+        if self.hung_up && wanted == Interest::default() {
+            // It would be reported at once, to no avail: the socket has nothing new to tell. Reading and
+            // writing after a hang-up come to an end by themselves.
+            return;
+        }
+        let known = self
+            .armed
+            .is_some_and(|armed| (armed.read || !wanted.read) && (armed.write || !wanted.write));
+        if known || qp.parked.load(Ordering::Acquire) {
+            return;
+        }
+        self.armed = Some(wanted);
+        driver.arm(qp, self.socket.as_fd(), wanted);
+    }
+}

@@ -1,0 +1,326 @@
+//! The engine: what moves a connection forward, whoever runs it.
+//!
+//! A queue pair has one engine, and whoever has something to do runs a *pass* of it: the thread that
+//! posts, the thread that polls a completion queue, the driver. The kick word decides who, and sees
+//! that nobody's work is forgotten (`kick.rs`). A pass takes posted requests, reads the socket, feeds
+//! the protocol stream, writes the socket, and turns what has ended into completions. It never blocks.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `kick.rs`, `asked.rs` | who runs, and what it is asked to do besides moving data |
+//! | `link.rs` | a connection, and one pass over it |
+//! | `rx.rs`, `tx.rs` | the two directions |
+//! | `scratch.rs`, `budget.rs` | staging memory: borrowed for a pass, charged between passes |
+//! | `memory.rs` | registered memory and the receive queue, as the stream sees them |
+//! | `report.rs`, `verdict.rs` | completions; events of the device |
+//! | `outbox.rs` | what is told to others once the lock is released |
+//! | `driver.rs`, `parking.rs` | the thread that runs passes when nobody else does |
+
+mod asked;
+mod budget;
+pub(crate) mod driver;
+pub(crate) mod kick;
+mod link;
+mod memory;
+mod outbox;
+mod parking;
+mod report;
+mod rx;
+mod scratch;
+mod tx;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use iwarp_rdmap::{CloseCause, LostCause, Operation};
+use parking_lot::MutexGuard;
+
+pub(crate) use self::asked::{Asked, AskedWord};
+pub(crate) use self::link::{Link, Sizes};
+use self::outbox::Outbox;
+use self::report::Reporter;
+use crate::attr::QpState;
+use crate::event::AsyncEventKind;
+use crate::qp::QpInner;
+use crate::qp::state::QpEvent;
+use crate::qp::wqe::Wqe;
+use crate::stats::QpStats;
+
+/// Passes for others before a caller hands over to the driver and goes its way.
+const LOOKS_FOR_OTHERS: u32 = 2;
+
+/// Passes in a row that the driver gives one queue pair before others get their turn.
+const LOOKS_OF_DRIVER: u32 = 16;
+
+/// Who runs a pass, which decides what it looks at and how long it stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// A thread that posted, or asked for something: sends, does not look at the socket's input.
+    Post,
+    /// A poll of a completion queue, or a wait on it.
+    Poll,
+    /// The driver.
+    Driver,
+}
+
+/// What a drive found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Drove {
+    /// Octets moved or something completed.
+    pub(crate) found_work: bool,
+    /// Another thread is in the engine.
+    pub(crate) busy: bool,
+}
+
+/// What one pass did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Progress {
+    found_work: bool,
+    /// It ended because its budget was spent.
+    more: bool,
+}
+
+/// Told about the life of a connection; implemented by the connection manager. Called without any
+/// lock held, from whichever thread ran the pass; must not block.
+pub(crate) trait Observer: Send + Sync {
+    /// Both directions can be used: at once at the initiator, and at the responder when the first valid
+    /// FPDU, the negotiated ready-to-receive message perhaps, has come in (CONN-29). At most once, and
+    /// before [`closed`](Self::closed).
+    fn established(&self);
+    /// The connection is over; called exactly once after a successful start, whatever ended it.
+    fn closed(&self, cause: &CloseCause, clean: bool);
+}
+
+/// The protected part of a queue pair: what only the holder of the kick touches.
+#[derive(Default)]
+pub(crate) struct Engine {
+    link: Option<Box<Link>>,
+    reporter: Reporter,
+    /// Requests on their way from the send queue to the stream. Empty between passes, or in order in
+    /// front of the send queue.
+    incoming: VecDeque<Operation<Wqe>>,
+    /// Nobody has a handle any more: everything goes with the connection.
+    abandoned: bool,
+}
+
+impl Engine {
+    /// Whether a connection exists.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.link.is_some()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.stream.is_blocked())
+    }
+
+    /// Takes over a connection that begins.
+    pub(crate) fn connect(&mut self, link: Box<Link>) {
+        self.reporter.reset();
+        self.link = Some(link);
+    }
+
+    /// The queue pair is destroyed: requests vanish, and nothing touches memory or completion queues
+    /// from here on. What it returns is to be sent once the lock is released.
+    #[must_use]
+    pub(crate) fn retire(&mut self, qp: &Arc<QpInner>) -> Outbox {
+        let mut out = Outbox::default();
+        self.abandoned = true;
+        self.reporter.silence();
+        if let Some(link) = &mut self.link {
+            qp.unwatch();
+            link.detach(qp, &mut self.reporter, &mut out);
+        } else {
+            // Before the flush, so that a receive which comes too late for it is flushed by who posts it.
+            qp.state.follow(QpEvent::SetupFailed);
+        }
+        self.flush(qp, &mut out);
+        out
+    }
+
+    /// Whether no connection may begin any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned
+    }
+}
+
+impl QpInner {
+    /// Runs the engine until nobody wants more of it, or hands over to the driver. If somebody runs it
+    /// already, that one will look again.
+    pub(crate) fn drive(self: &Arc<Self>, who: Caller) -> Drove {
+        if self.kick.try_enter() {
+            return self.run(who, None);
+        }
+        if who != Caller::Post {
+            // The holder may be one who posts, and would not look at the input by itself.
+            self.ask(Asked::INPUT);
+        }
+        if self.kick.enter() {
+            self.run(who, None)
+        } else {
+            Drove { found_work: false, busy: true }
+        }
+    }
+
+    /// Runs the engine unless somebody does already.
+    pub(crate) fn drive_for_poll(self: &Arc<Self>) -> Drove {
+        if self.kick.try_enter() {
+            self.run(Caller::Poll, None)
+        } else {
+            Drove { found_work: false, busy: true }
+        }
+    }
+
+    /// Posts an operation and runs the engine; past the send queue if nothing waits there.
+    pub(crate) fn drive_operation(self: &Arc<Self>, operation: Operation<Wqe>) {
+        if self.kick.try_enter() {
+            self.run(Caller::Post, Some(operation));
+            return;
+        }
+        self.sq.append([operation]);
+        if self.kick.enter() {
+            self.run(Caller::Post, None);
+        }
+    }
+
+    fn run(self: &Arc<Self>, who: Caller, mut posted: Option<Operation<Wqe>>) -> Drove {
+        let limit = if who == Caller::Driver { LOOKS_OF_DRIVER } else { LOOKS_FOR_OTHERS };
+        let mut found_work = false;
+        let mut looks = 0;
+        loop {
+            let progress = self.turn(who, &mut posted);
+            if let Some(operation) = posted.take() {
+                // The pass panicked before it came to it.
+                self.sq.append([operation]);
+                continue;
+            }
+            found_work |= progress.found_work;
+            looks += 1;
+            if !progress.more && self.kick.leave() {
+                break;
+            }
+            // Without a driver there was never a connection, and what others post is quickly flushed.
+            if (progress.more || looks > limit) && self.driver().is_running() {
+                // Whoever is next kicks in its turn, so what was asked for meanwhile is not lost.
+                self.kick.hand_over();
+                // Of a parked queue pair the driver knows, and its program goes on polling; both at once
+                // would only be in each other's way.
+                if who == Caller::Driver || !self.parked.load(Ordering::Acquire) {
+                    self.driver().schedule(self);
+                }
+                break;
+            }
+        }
+        Drove { found_work, busy: false }
+    }
+
+    /// One pass, and what it leaves to be told. Never panics, so that whoever entered also leaves.
+    fn turn(self: &Arc<Self>, who: Caller, posted: &mut Option<Operation<Wqe>>) -> Progress {
+        let mut out = Outbox::default();
+        let progress = {
+            let mut engine = self.engine.lock();
+            // Whatever a panic leaves behind is only looked at to throw it away.
+            let pass = catch_unwind(AssertUnwindSafe(|| engine.pass(self, who, posted, &mut out)));
+            pass.unwrap_or_else(|_| {
+                let buried = catch_unwind(AssertUnwindSafe(|| self.bury(&mut engine, &mut out)));
+                if buried.is_err() {
+                    tracing::error!(qp = self.number, "the end of the connection panicked as well");
+                }
+                Progress { found_work: true, more: false }
+            })
+        };
+        out.send(self);
+        progress
+    }
+
+    /// A pass panicked: this connection ends, and no other.
+    #[cold]
+    fn bury(self: &Arc<Self>, engine: &mut MutexGuard<'_, Engine>, out: &mut Outbox) {
+        tracing::error!(qp = self.number, "a pass panicked: the connection is reset");
+        let Engine { link, reporter, .. } = &mut **engine;
+        if let Some(link) = link.as_mut() {
+            // Most often the stream is still good enough to give back what it holds.
+            let given_back = catch_unwind(AssertUnwindSafe(|| link.abandon(self, reporter, out)));
+            if given_back.is_err() {
+                tracing::error!(qp = self.number, "requests of the connection are lost");
+            }
+        }
+        self.state.follow(QpEvent::Closed);
+        if engine.is_connected() {
+            out.raise(AsyncEventKind::QpFatal);
+            engine.end(self, CloseCause::Lost(LostCause::Io(io::ErrorKind::Other)), false, out);
+        }
+    }
+}
+
+impl Engine {
+    fn pass(
+        &mut self,
+        qp: &Arc<QpInner>,
+        who: Caller,
+        posted: &mut Option<Operation<Wqe>>,
+        out: &mut Outbox,
+    ) -> Progress {
+        let asked = qp.asked.take();
+        self.abandoned |= asked.contains(Asked::ABANDON);
+        let Self { link, reporter, incoming, .. } = self;
+        let Some(live) = link else {
+            // Without a connection, what is asked of one has no effect.
+            if let Some(operation) = posted.take() {
+                qp.sq.append([operation]);
+            }
+            if self.abandoned {
+                self.reporter.silence();
+                self.flush(qp, out);
+                qp.release();
+            } else if qp.state.get() == QpState::Err {
+                self.flush(qp, out);
+            }
+            return Progress::default();
+        };
+        let progress = live.pass(qp, who, asked, posted, reporter, incoming, out);
+        if let Some((cause, clean)) = live.take_end() {
+            self.end(qp, cause, clean, out);
+            return Progress { found_work: true, more: false };
+        }
+        progress
+    }
+
+    /// What the connection has counted, if there is one.
+    pub(crate) fn stats(&self) -> Option<QpStats> {
+        self.link.as_ref().map(|link| link.stream.counters().into())
+    }
+
+    /// The connection is over: flush, forget, tell.
+    fn end(&mut self, qp: &Arc<QpInner>, cause: CloseCause, clean: bool, out: &mut Outbox) {
+        self.flush(qp, out);
+        if let Some(link) = self.link.take() {
+            qp.conclude(link.stream.counters().into());
+            qp.unwatch();
+            qp.driver().disconnect(qp, link.socket.as_fd());
+            qp.parked.store(false, Ordering::Release);
+            link.finish(qp.driver());
+        }
+        if self.abandoned {
+            qp.release();
+        }
+        out.closed(cause, clean);
+    }
+
+    /// Flushes both queues. What the stream had has come back before. // FC-031, FC-033, FC-034
+    fn flush(&mut self, qp: &QpInner, out: &mut Outbox) {
+        self.reporter.flush_sends(qp, &mut self.incoming, out);
+        qp.sq.take(&mut self.incoming);
+        self.reporter.flush_sends(qp, &mut self.incoming, out);
+        self.reporter.settle(qp);
+        self.reporter.flush_receives(qp, out);
+    }
+}

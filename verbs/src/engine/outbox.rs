@@ -1,0 +1,87 @@
+//! What a pass leaves to be done once the engine's lock is released.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
+
+use iwarp_rdmap::CloseCause;
+use smallvec::SmallVec;
+
+use super::Observer;
+use crate::cq::Wakes;
+use crate::event::AsyncEventKind;
+use crate::qp::QpInner;
+
+/// Wake-ups, events and reports collected during one pass.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    /// Waiters of completion queues.
+    pub(crate) wakes: Wakes,
+    /// Tasks that await single requests.
+    pub(crate) wakers: SmallVec<[Waker; 2]>,
+    notices: Vec<Notice>,
+}
+
+/// Something to tell others about the connection.
+enum Notice {
+    Established,
+    Closed { cause: CloseCause, clean: bool },
+    Async(AsyncEventKind),
+}
+
+impl Outbox {
+    pub(super) fn established(&mut self) {
+        self.notices.push(Notice::Established);
+    }
+
+    pub(super) fn closed(&mut self, cause: CloseCause, clean: bool) {
+        self.notices.push(Notice::Closed { cause, clean });
+    }
+
+    pub(super) fn raise(&mut self, kind: AsyncEventKind) {
+        self.notices.push(Notice::Async(kind));
+    }
+
+    /// Tells everybody. No lock is held.
+    ///
+    /// Wakers are the program's code and may panic. The thread that happens to run them has seldom to do
+    /// with them, and the others who are told nothing at all: so a panic is logged, and ends here, on
+    /// the driver as on the program's threads.
+    pub(crate) fn send(self, qp: &Arc<QpInner>) {
+        // Completions first: a program that learns of the end polls them next.
+        shielded(qp, || self.wakes.fire());
+        for waker in self.wakers {
+            shielded(qp, || waker.wake());
+        }
+        for notice in self.notices {
+            shielded(qp, || notice.send(qp));
+        }
+    }
+}
+
+fn shielded(qp: &QpInner, tell: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+        tracing::error!(qp = qp.number, "a waker of the program panicked");
+    }
+}
+
+impl Notice {
+    fn send(self, qp: &Arc<QpInner>) {
+        let observer = || qp.observer.lock().clone();
+        match self {
+            Self::Established => {
+                if let Some(observer) = observer() {
+                    observer.established();
+                }
+            }
+            Self::Closed { cause, clean } => {
+                let observer: Option<Arc<dyn Observer>> = qp.observer.lock().take();
+                if let Some(observer) = observer {
+                    observer.closed(&cause, clean);
+                }
+                qp.closed.notify(usize::MAX);
+            }
+            Self::Async(kind) => qp.device.raise_qp(kind, qp.number),
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! [`Region`]: registered octets, who may touch them, and the end of that.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use iwarp_ddp::{Refusal, Stag, range_in};
+use parking_lot::Mutex;
+
+use super::buffer::Pages;
+use super::use_count::UseCount;
+use super::{Access, KeyTable, MemoryError, copy};
+
+/// Identity of a protection domain. Never used twice in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PdId(u64);
+
+impl PdId {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The protection domain that a region is registered in.
+#[derive(Clone)]
+pub(crate) struct Domain {
+    pub(crate) id: PdId,
+    /// Kept until the region is deregistered or dropped: the protection domain itself.
+    pub(crate) parent: Arc<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for Domain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.id.fmt(f)
+    }
+}
+
+/// A connected queue pair as the memory sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) domain: PdId,
+    /// What the queue pair itself lets its peer do.
+    pub(crate) rights: Access,
+    /// Whether the peer may take keys of the domain out of use (decision D7).
+    pub(crate) invalidates: bool,
+}
+
+/// Registered octets. Shared by the handles of the program, posted work requests, and whoever just
+/// looked up the key; the key table only knows it weakly.
+pub(crate) struct Region {
+    at: NonNull<u8>,
+    len: usize,
+    /// Tagged offset of the first octet.
+    base: u64,
+    access: Access,
+    domain: PdId,
+    stag: Stag,
+    /// The program may write although nobody else may.
+    program_writes: bool,
+    /// Users that came by the key: peers and work requests. Closed by invalidation.
+    by_key: UseCount,
+    /// The program's own reads and writes. Closed by deregistration. A program that polls a flag
+    /// counts up and down all the time, so its word must not share a cache line with the other.
+    by_program: Apart<UseCount>,
+    holdings: Mutex<Holdings>,
+}
+
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// What a region keeps alive until it is deregistered.
+struct Holdings {
+    owner: Owner,
+    parent: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// To whom the octets belong.
+pub(super) enum Owner {
+    /// Us.
+    Pages(#[expect(dead_code, reason = "freed when it is dropped")] Pages),
+    /// The program, through a value that it gave us.
+    Given(Box<dyn Any + Send>),
+    /// The program, which promised to keep them in place.
+    Promised,
+    /// Given back or freed.
+    Nobody,
+}
+
+/// Everything but the key.
+pub(super) struct Registration {
+    pub(super) domain: Domain,
+    pub(super) at: NonNull<u8>,
+    pub(super) len: usize,
+    pub(super) base: u64,
+    pub(super) access: Access,
+    pub(super) owner: Owner,
+}
+
+impl Registration {
+    fn check(&self) -> Result<(), MemoryError> {
+        self.access.check()?;
+        let size = self.len as u64;
+        // The end must be an address, and so must its tagged offset (decision D11, FC-060).
+        for start in [self.base, self.at.addr().get() as u64] {
+            if start.checked_add(size).is_none() {
+                return Err(MemoryError::AddressWraps { at: start, len: size });
+            }
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: the pointer is only used by `UseGuard`, which goes through `copy.rs`; what it points to is
+// owned by `holdings` or promised by the program for any thread, and every owner is `Send`.
+unsafe impl Send for Region {}
+// SAFETY: as above; `copy.rs` is made for concurrent use.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Registers octets under a new key.
+    ///
+    /// # Safety
+    ///
+    /// `at` must be valid for reading `len` octets, and for writing them if `access` has `LOCAL_WRITE` or
+    /// the owner is not [`Owner::Promised`], from any thread, until the owner is dropped or taken
+    /// out, or for a promised one until the region is deregistered or dropped; and nobody may have a
+    /// Rust reference to them meanwhile, except under the rules of [`super::MemoryRegion::as_slice`].
+    pub(super) unsafe fn register(of: Registration) -> Result<Arc<Self>, (MemoryError, Owner)> {
+        let stag = match of.check().and_then(|()| KeyTable::of_process().reserve()) {
+            Ok(stag) => stag,
+            Err(cause) => return Err((cause, of.owner)),
+        };
+        let Registration { domain, at, len, base, access, owner } = of;
+        let program_writes =
+            access.contains(Access::LOCAL_WRITE) || !matches!(owner, Owner::Promised);
+        let region = Arc::new(Self {
+            at,
+            len,
+            base: if access.contains(Access::ZERO_BASED) { 0 } else { base },
+            access,
+            domain: domain.id,
+            stag,
+            program_writes,
+            by_key: UseCount::new(),
+            by_program: Apart(UseCount::new()),
+            holdings: Mutex::new(Holdings { owner, parent: Some(domain.parent) }),
+        });
+        KeyTable::of_process().publish(&region);
+        Ok(region)
+    }
+
+    pub(crate) fn stag(&self) -> Stag {
+        self.stag
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tagged offset, and address in a raw work request, of the first octet.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        self.access
+    }
+
+    pub(crate) fn domain(&self) -> PdId {
+        self.domain
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// Whether the key still opens the region.
+    pub(crate) fn is_valid(&self) -> bool {
+        !self.by_key.is_closed()
+    }
+
+    pub(crate) fn is_deregistered(&self) -> bool {
+        self.by_program.0.is_closed()
+    }
+
+    /// Decides whether a peer may do `need` with `len` octets at tagged offset `to`, and where they are.
+    ///
+    /// Looks, but holds nothing: take a [`use_guard`](Self::use_guard) first if the answer must still
+    /// be true when the octets move. An access of no octets is allowed whatever it names; whoever
+    /// looks up the key must let it pass before.
+    pub(crate) fn check_remote(
+        &self,
+        peer: Peer,
+        stag: Stag,
+        need: Access,
+        to: u64,
+        len: u64,
+    ) -> Result<usize, Refusal> {
+        // DDP-030
+        if len == 0 {
+            return Ok(0);
+        }
+        // All 32 bits count, and a stale cache must not revive a key.
+        if self.stag != stag || !self.is_valid() {
+            return Err(Refusal::InvalidStag);
+        }
+        // SEC-01
+        if self.domain != peer.domain {
+            return Err(Refusal::NotAssociated);
+        }
+        // SEC-05, SEC-13
+        if !(self.access & peer.rights).contains(need) {
+            return Err(Refusal::Rights);
+        }
+        // SEC-03, FC-058, FC-063
+        let offset = range_in(self.base, self.len as u64, to, len)?;
+        usize::try_from(offset).map_err(|_| Refusal::Bounds)
+    }
+
+    /// Decides whether a work request of a queue pair in `domain` may use `len` octets at address
+    /// `at`, and where they are. `need` is empty for a source, `LOCAL_WRITE` for a receive or a Read sink.
+    pub(crate) fn check_local(
+        &self,
+        domain: PdId,
+        need: Access,
+        at: u64,
+        len: u64,
+    ) -> Result<usize, MemoryError> {
+        if len == 0 {
+            return Ok(0);
+        }
+        self.check_valid()?;
+        if self.domain != domain {
+            return Err(MemoryError::ForeignDomain);
+        }
+        if !self.access.contains(need) {
+            return Err(MemoryError::Rights { need, have: self.access });
+        }
+        let outside = MemoryError::OutOfBounds { offset: at, len, size: self.len as u64 };
+        let offset = range_in(self.base, self.len as u64, at, len).map_err(|_| outside)?;
+        usize::try_from(offset).map_err(|_| outside)
+    }
+
+    /// Decides whether a peer may invalidate the key. Nothing is changed (FC-062).
+    ///
+    /// A key that is invalid already passes.
+    pub(crate) fn check_invalidate(&self, peer: Peer, stag: Stag) -> Result<(), Refusal> {
+        if self.stag != stag || self.is_deregistered() {
+            return Err(Refusal::InvalidStag);
+        }
+        // SEC-06: every queue pair of the domain may use the key, so a queue pair can be told that its
+        // peer has no business in ending that for the others.
+        if self.domain != peer.domain || !peer.invalidates {
+            return Err(Refusal::NotAssociated);
+        }
+        if !self.access.intersects(Access::REMOTE) || !peer.rights.intersects(Access::REMOTE) {
+            return Err(Refusal::Rights);
+        }
+        Ok(())
+    }
+
+    /// Places a peer's octets: all checks, then the copy, or nothing at all.
+    pub(crate) fn place(
+        &self,
+        peer: Peer,
+        stag: Stag,
+        to: u64,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        if payload.is_empty() {
+            return Ok(());
+        }
+        let guard = self.use_guard().ok_or(Refusal::InvalidStag)?;
+        let need = Access::REMOTE_WRITE;
+        let offset = self.check_remote(peer, stag, need, to, payload.len() as u64)?;
+        guard.copy_in(offset, payload).map_err(|_| Refusal::Bounds)
+    }
+
+    /// Reads octets for a peer: all checks, then the copy, or nothing at all.
+    pub(crate) fn fetch(
+        &self,
+        peer: Peer,
+        stag: Stag,
+        to: u64,
+        into: &mut [u8],
+    ) -> Result<(), Refusal> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let guard = self.use_guard().ok_or(Refusal::InvalidStag)?;
+        let need = Access::REMOTE_READ;
+        let offset = self.check_remote(peer, stag, need, to, into.len() as u64)?;
+        guard.copy_out(offset, into).map_err(|_| Refusal::Bounds)
+    }
+
+    /// Copies into the memory of a work request: a receive buffer or a Read sink.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
+        let guard = self.use_guard().ok_or_else(|| self.why_invalid())?;
+        let need = Access::LOCAL_WRITE;
+        if !self.access.contains(need) {
+            return Err(MemoryError::Rights { need, have: self.access });
+        }
+        guard.copy_in(offset, from)
+    }
+
+    /// Copies out of the memory of a work request: a Send or Write source.
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
+        self.use_guard().ok_or_else(|| self.why_invalid())?.copy_out(offset, into)
+    }
+
+    /// Begins a use by key: one copy or one system call, and never a wait. `None` once invalid.
+    #[inline]
+    pub(crate) fn use_guard(&self) -> Option<UseGuard<'_>> {
+        self.by_key.enter().then(|| UseGuard { region: self, count: &self.by_key })
+    }
+
+    /// Begins a use by the program itself, for which the key does not matter.
+    #[inline]
+    pub(super) fn program_guard(&self) -> Result<UseGuard<'_>, MemoryError> {
+        let count = &self.by_program.0;
+        if count.enter() {
+            Ok(UseGuard { region: self, count })
+        } else {
+            Err(MemoryError::Deregistered)
+        }
+    }
+
+    pub(super) fn program_may_write(&self) -> Result<(), MemoryError> {
+        if self.program_writes {
+            return Ok(());
+        }
+        Err(MemoryError::Rights { need: Access::LOCAL_WRITE, have: self.access })
+    }
+
+    /// Takes the key out of force. When it returns no octet moves through it any more.
+    ///
+    /// The memory stays registered: the program can still read it, and the key still names it in a
+    /// second invalidation. Waits for present users, each of which is busy with one copy.
+    pub(crate) fn invalidate(&self) {
+        // SEC-04, FC-061
+        self.by_key.close();
+        self.by_key.wait_idle();
+    }
+
+    /// Ends the registration. When it returns nobody touches the octets any more.
+    ///
+    /// Memory of our own is freed here, although posted work requests may still hold the region.
+    /// `false` if somebody else did it first; the wait is the same.
+    pub(crate) fn deregister(&self) -> bool {
+        let first = self.by_program.0.close();
+        self.by_key.close();
+        if first {
+            KeyTable::of_process().remove(self.stag);
+        }
+        // SEC-04, FC-061
+        self.by_key.wait_idle();
+        self.by_program.0.wait_idle();
+        let mut holdings = self.holdings.lock();
+        let parent = holdings.parent.take();
+        let owner = match holdings.owner {
+            Owner::Pages(_) => std::mem::replace(&mut holdings.owner, Owner::Nobody),
+            // Waits for whoever gave it.
+            Owner::Given(_) | Owner::Promised | Owner::Nobody => Owner::Nobody,
+        };
+        // Unmapping and the end of a protection domain are no business of this lock.
+        drop(holdings);
+        drop(owner);
+        drop(parent);
+        first
+    }
+
+    /// Deregisters, and gives back the value that the octets belong to.
+    pub(super) fn reclaim(&self) -> Option<Box<dyn Any + Send>> {
+        self.deregister();
+        let mut holdings = self.holdings.lock();
+        match std::mem::replace(&mut holdings.owner, Owner::Nobody) {
+            Owner::Given(value) => Some(value),
+            Owner::Pages(_) | Owner::Promised | Owner::Nobody => None,
+        }
+    }
+
+    fn check_valid(&self) -> Result<(), MemoryError> {
+        if self.is_valid() { Ok(()) } else { Err(self.why_invalid()) }
+    }
+
+    pub(super) fn why_invalid(&self) -> MemoryError {
+        if self.is_deregistered() { MemoryError::Deregistered } else { MemoryError::Invalidated }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // Nobody holds it, so nobody is inside; what it owned is freed with the fields.
+        if !self.is_deregistered() {
+            KeyTable::of_process().remove(self.stag);
+        }
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("key", &self.stag)
+            .field("base", &format_args!("{:#x}", self.base))
+            .field("len", &self.len)
+            .field("access", &self.access)
+            .field("valid", &self.is_valid())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One use of a region in progress. Revocation waits for its drop.
+#[derive(Debug)]
+pub(crate) struct UseGuard<'a> {
+    region: &'a Region,
+    count: &'a UseCount,
+}
+
+impl UseGuard<'_> {
+    /// Copies private octets in, the final word last and with Release.
+    ///
+    /// Bounds are checked; rights are the caller's affair, except that memory which the program did
+    /// not promise to be writable is not written.
+    #[inline]
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
+        self.region.program_may_write()?;
+        let to = self.range(offset, from.len())?;
+        // SAFETY: the range lies in the region, whose memory stays while the guard is held, and is
+        // writable; `from` is a slice, to which no region's memory ever belongs.
+        unsafe { copy::copy_in(to, from.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    /// Copies octets out to a private place.
+    #[inline]
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
+        let from = self.range(offset, into.len())?;
+        // SAFETY: the range lies in the region, whose memory stays while the guard is held; `into` is
+        // exclusive.
+        unsafe { copy::copy_out(into.as_mut_ptr(), from, into.len()) };
+        Ok(())
+    }
+
+    pub(super) fn fill(&self, offset: usize, value: u8, len: usize) -> Result<(), MemoryError> {
+        self.region.program_may_write()?;
+        let to = self.range(offset, len)?;
+        // SAFETY: the range lies in the region, whose memory stays while the guard is held.
+        unsafe { copy::fill(to, value, len) };
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn load_u64(&self, offset: usize) -> Result<u64, MemoryError> {
+        let at = self.aligned(offset)?;
+        // SAFETY: eight aligned octets of the region, whose memory stays while the guard is held.
+        Ok(unsafe { copy::load_u64(at) })
+    }
+
+    #[inline]
+    pub(super) fn store_u64(&self, offset: usize, value: u64) -> Result<(), MemoryError> {
+        self.region.program_may_write()?;
+        let at = self.aligned(offset)?;
+        // SAFETY: as above, and writable.
+        unsafe { copy::store_u64(at, value) };
+        Ok(())
+    }
+
+    fn aligned(&self, offset: usize) -> Result<*mut u8, MemoryError> {
+        let at = self.range(offset, 8)?;
+        if at.addr().is_multiple_of(8) { Ok(at) } else { Err(MemoryError::Misaligned { offset }) }
+    }
+
+    /// Where `len` octets at `offset` are. Valid while the guard lives.
+    #[inline]
+    pub(super) fn range(&self, offset: usize, len: usize) -> Result<*mut u8, MemoryError> {
+        match self.region.len.checked_sub(offset) {
+            Some(room) if len <= room => Ok(self.region.at.as_ptr().wrapping_add(offset)),
+            _ => Err(MemoryError::OutOfBounds {
+                offset: offset as u64,
+                len: len as u64,
+                size: self.region.len as u64,
+            }),
+        }
+    }
+}
+
+impl Drop for UseGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.count.leave();
+    }
+}

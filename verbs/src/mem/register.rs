@@ -1,0 +1,80 @@
+//! How a protection domain registers memory. Here because one of the three ways is unsafe.
+
+use std::ptr::NonNull;
+
+use super::{Access, MemoryError, MemoryRegion, Owned, RegisterError, StableBytes};
+use crate::pd::ProtectionDomain;
+
+impl ProtectionDomain {
+    /// Allocates `len` zeroed octets at the start of a page, and registers them.
+    ///
+    /// Large regions come straight from the system: pages that are never touched cost nothing. A
+    /// region of no octets can be named, but every access to it fails (FC-058).
+    ///
+    /// # Errors
+    /// [`MemoryError::NeedsLocalWrite`] if `access` lets a peer write but not this side;
+    /// [`MemoryError::TooLarge`], [`MemoryError::OutOfMemory`], [`MemoryError::NoKeyLeft`] and
+    /// [`MemoryError::NoRandomness`] if the system or the process has no more to give.
+    pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, MemoryError> {
+        MemoryRegion::alloc(self.0.domain(), len, access)
+    }
+
+    /// Registers a buffer of the program's. [`Owned::deregister`] gives it back.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc); the buffer comes back with the error.
+    pub fn register<B: StableBytes>(
+        &self,
+        buffer: B,
+        access: Access,
+    ) -> Result<Owned<B>, RegisterError<B>> {
+        MemoryRegion::register(self.0.domain(), buffer, access)
+    }
+
+    /// Registers `len` octets at `at` that the program keeps in place. Their tagged offsets start at
+    /// the address, or at 0 with [`Access::ZERO_BASED`].
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc); [`MemoryError::AddressWraps`] if the octets do not end before the
+    /// address space does. Whether the pages are mapped and writable is not checked.
+    ///
+    /// # Safety
+    ///
+    /// Until [`MemoryRegion::deregister`] has returned, or the last handle and work request is gone *and*
+    /// every queue pair of the domain has been destroyed:
+    /// - the octets must be readable, and writable if `access` has [`Access::LOCAL_WRITE`], from any
+    ///   thread: an access to a page that is not mapped ends the process;
+    /// - the program must treat them as shared with a foreign writer. No `&[u8]` to them may exist while
+    ///   a peer or a work request may write them, and no `&mut [u8]` while any may read or write them;
+    ///   all its other accesses must be atomic or volatile, or go through the region.
+    pub unsafe fn register_raw(
+        &self,
+        at: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, MemoryError> {
+        let base = at.addr().get() as u64;
+        // SAFETY: the caller promises it.
+        unsafe { MemoryRegion::register_raw(self.0.domain(), at, len, base, access) }
+    }
+
+    /// As [`register_raw`](Self::register_raw), with tagged offsets that start at `iova`, whatever the
+    /// address: peers, and raw work requests, name the octets by these.
+    ///
+    /// # Errors
+    /// As for [`register_raw`](Self::register_raw); `iova + len` must not pass 2^64 - 1 either.
+    ///
+    /// # Safety
+    ///
+    /// As for [`register_raw`](Self::register_raw).
+    pub unsafe fn register_raw_at(
+        &self,
+        at: NonNull<u8>,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, MemoryError> {
+        // SAFETY: the caller promises it.
+        unsafe { MemoryRegion::register_raw(self.0.domain(), at, len, iova, access) }
+    }
+}

@@ -1,0 +1,397 @@
+//! What all holders of a queue pair share, and what they may ask of it.
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use event_listener::Event;
+use iwarp_mpa::{FpduLimit, Negotiated};
+use iwarp_rdmap::{Initiator, Stream, StreamConfig, Terminate, TerminateCode};
+use parking_lot::Mutex;
+
+use super::number::Number;
+use super::rq::ReceiveQueue;
+use super::sq::SendQueue;
+use super::state::{Action, QpEvent, StateCell};
+use crate::attr::{QpAttributes, QpCaps, QpConfig, QpState};
+use crate::cq::CqInner;
+use crate::device::DeviceInner;
+use crate::engine::driver::Driver;
+use crate::engine::kick::Kick;
+use crate::engine::{Asked, AskedWord, Caller, Engine, Link, Observer, Sizes};
+use crate::error::Error;
+use crate::mem::{Access, PdId, Peer};
+use crate::pd::PdInner;
+use crate::stats::QpStats;
+use crate::sys::Socket;
+
+/// Shared by handles, completion queues and the driver.
+pub(crate) struct QpInner {
+    pub(crate) number: u32,
+    /// Frees the number with the queue pair.
+    _number: Number,
+    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) domain: PdId,
+    pub(crate) send_cq: Arc<CqInner>,
+    pub(crate) recv_cq: Arc<CqInner>,
+    pub(crate) caps: QpCaps,
+    pub(crate) signal_all: bool,
+    /// What the queue pair itself lets its peer do.
+    pub(crate) remote_access: Access,
+    /// Whether its peer may revoke keys.
+    pub(crate) remote_invalidate: bool,
+    pub(crate) sq: SendQueue,
+    pub(crate) rq: ReceiveQueue,
+    pub(crate) state: StateCell,
+    pub(crate) kick: Kick,
+    pub(crate) engine: Mutex<Engine>,
+    pub(crate) asked: AskedWord,
+    /// On the driver's list of those to be run.
+    pub(crate) scheduled: AtomicBool,
+    /// The driver leaves the socket alone: a program polls for it.
+    pub(crate) parked: AtomicBool,
+    pub(crate) observer: Mutex<Option<Arc<dyn Observer>>>,
+    /// Notified when the connection is over.
+    pub(crate) closed: Event,
+    /// Of the present connection, or the last one.
+    connection: Mutex<Connection>,
+    /// The completion queues count this queue pair: it is neither destroyed nor let go.
+    attached: AtomicBool,
+}
+
+impl fmt::Debug for QpInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("number", &self.number)
+            .field("state", &self.state.get())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What can be asked about a connection.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Connection {
+    /// Reads of the peer, and own ones, that may be outstanding.
+    pub(crate) ird: u32,
+    pub(crate) ord: u32,
+    pub(crate) ending: Option<Ending>,
+    /// Of a connection that is over.
+    pub(crate) stats: QpStats,
+}
+
+/// The Terminate that ended a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ending {
+    /// Who found the error: this side, its program, or the peer.
+    pub by: Initiator,
+    /// The message, with the headers of what it complains about.
+    pub terminate: Terminate,
+}
+
+impl QpInner {
+    /// `config` has been checked.
+    pub(super) fn create(pd: &PdInner, config: &QpConfig) -> Result<Arc<Self>, Error> {
+        let QpConfig { send_cq, recv_cq, caps, signal_all, remote_access, remote_invalidate } =
+            config;
+        let number = Number::draw().ok_or(Error::Limit {
+            what: "queue pairs",
+            asked: 1 << 24,
+            max: (1 << 24) - 1,
+        })?;
+        let qp = Arc::new(Self {
+            number: number.get(),
+            _number: number,
+            device: Arc::clone(&pd.device),
+            domain: pd.id,
+            send_cq: Arc::clone(send_cq.inner()),
+            recv_cq: Arc::clone(recv_cq.inner()),
+            caps: *caps,
+            signal_all: *signal_all,
+            remote_access: *remote_access,
+            remote_invalidate: *remote_invalidate,
+            sq: SendQueue::new(caps.max_send_wr),
+            rq: ReceiveQueue::new(caps.max_recv_wr),
+            // FC-070
+            state: StateCell::new(QpState::Init),
+            kick: Kick::new(),
+            engine: Mutex::default(),
+            asked: AskedWord::default(),
+            scheduled: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
+            observer: Mutex::new(None),
+            closed: Event::new(),
+            connection: Mutex::default(),
+            attached: AtomicBool::new(true),
+        });
+        qp.send_cq.attach(&qp);
+        qp.recv_cq.attach(&qp);
+        Ok(qp)
+    }
+
+    pub(super) fn query(&self) -> QpAttributes {
+        let Connection { ird, ord, .. } = self.connection();
+        QpAttributes {
+            state: self.state.get(),
+            number: self.number,
+            caps: self.caps,
+            remote_access: self.remote_access,
+            remote_invalidate: self.remote_invalidate,
+            signal_all: self.signal_all,
+            ird,
+            ord,
+        }
+    }
+
+    /// Key of the socket in sets of sockets.
+    pub(crate) fn key(&self) -> u64 {
+        self.number.into()
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        self.device.driver()
+    }
+
+    /// The queue pair as memory sees it.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer {
+            domain: self.domain,
+            rights: self.remote_access,
+            invalidates: self.remote_invalidate,
+        }
+    }
+
+    /// Adds a request for the next pass, without running it.
+    pub(crate) fn ask(&self, asked: Asked) {
+        self.asked.add(asked);
+    }
+
+    /// Reserves an idle queue pair for one connect or accept, so that a second one fails at its call.
+    /// [`start`](Self::start) or [`fail_setup`](Self::fail_setup) ends the claim.
+    pub(crate) fn claim_setup(&self) -> Result<(), Error> {
+        self.state.claim().map_err(|state| Error::State { what: "connect the queue pair", state })
+    }
+
+    /// Begins full operation on a connected socket: `Init` to `Rts`.
+    ///
+    /// `leftover` are octets of the FPDU stream that were read behind the start-up frame. With `end`
+    /// the exchange succeeded on the wire but the connection cannot be used: that Terminate is sent at
+    /// once and the connection ends (CONN-17, CONN-25, CONN-27). On `Err` nothing has begun, the socket
+    /// is closed, and the state is what it was.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        socket: Socket,
+        negotiated: &Negotiated,
+        leftover: Vec<u8>,
+        observer: Option<Arc<dyn Observer>>,
+        fpdu_limit: FpduLimit,
+        end: Option<TerminateCode>,
+    ) -> Result<(), Error> {
+        let failed = |source| Error::io("prepare a connected socket", source);
+        let config = &self.device.config;
+        socket.set_no_delay(true).map_err(failed)?;
+        socket.set_keepalive(config.keepalive).map_err(failed)?;
+        socket.set_user_timeout(config.user_timeout).map_err(failed)?;
+        let emss = socket.emss().map_err(failed)?;
+        let socket = Arc::new(socket);
+        let sizes = Sizes { limit: fpdu_limit, emss, markers: negotiated.send_markers };
+        let mut parameters = StreamConfig::new(negotiated, sizes.plan());
+        parameters.strict_receive = config.strict_receive;
+        parameters.hold_back = config.hold_back;
+        parameters.partial_fpdu = config.partial_fpdu;
+        parameters.close_grace = config.close_grace;
+        let mut stream = Stream::new(parameters);
+        if let Some(code) = end {
+            stream.terminate(code, Instant::now());
+        }
+        {
+            let mut engine = self.engine.lock();
+            if engine.is_abandoned() {
+                return Err(Error::Destroyed { what: "queue pair" });
+            }
+            // From here on posts wait for the lock, so that none finds `Rts` without a connection.
+            self.driver().connect(self, socket.as_fd()).map_err(failed)?;
+            if let Err(state) = self.state.step(QpEvent::Connected) {
+                self.driver().disconnect(self, socket.as_fd());
+                return Err(Error::State { what: "start the connection", state });
+            }
+            self.send_cq.socket_added(self, &socket);
+            self.recv_cq.socket_added(self, &socket);
+            *self.observer.lock() = observer;
+            let Negotiated { ird, ord, .. } = *negotiated;
+            *self.connection.lock() =
+                Connection { ird, ord, ending: None, stats: QpStats::default() };
+            engine.connect(Link::new(socket, stream, leftover, sizes, self.driver()));
+        }
+        self.device.counters.connections.count();
+        self.drive(Caller::Driver);
+        Ok(())
+    }
+
+    /// The connect or accept that this queue pair was claimed for has failed: to `Err`, flushing what
+    /// was posted (FC-035).
+    pub(crate) fn fail_setup(self: &Arc<Self>) {
+        self.change(QpEvent::SetupFailed);
+    }
+
+    /// Ends the connection: the FPDU in flight is finished, the rest flushed, then FIN. Nothing happens
+    /// without a connection, or if it is ending already. Never blocks.
+    pub(crate) fn disconnect(self: &Arc<Self>) {
+        self.change(QpEvent::Disconnect);
+    }
+
+    /// Ends the connection after all that is posted. In the end as [`disconnect`](Self::disconnect), if
+    /// that takes too long. Never blocks.
+    pub(crate) fn close(self: &Arc<Self>) {
+        if self.state.get() == QpState::Rts {
+            self.ask(Asked::CLOSE);
+            self.drive(Caller::Post);
+        }
+    }
+
+    /// Resets the connection, if there is one, and flushes: to `Err`. Never blocks.
+    pub(crate) fn abort(self: &Arc<Self>) {
+        self.change(QpEvent::Modify(QpState::Err));
+    }
+
+    /// A completion queue of this queue pair has overrun. Never blocks, and runs no pass here.
+    pub(crate) fn overrun(self: &Arc<Self>) {
+        self.ask(Asked::OVERRUN);
+        self.driver().schedule(self);
+    }
+
+    /// Takes a step of the state table and does what it says.
+    fn change(self: &Arc<Self>, event: QpEvent) {
+        if let Ok(action) = self.state.step(event) {
+            self.act(action);
+        }
+    }
+
+    fn act(self: &Arc<Self>, action: Action) {
+        match action {
+            Action::None | Action::Reset => return,
+            Action::Flush => {}
+            Action::Disconnect => self.ask(Asked::DISCONNECT),
+            Action::Terminate => self.ask(Asked::TERMINATE),
+            Action::Abort => self.ask(Asked::ABORT),
+        }
+        self.drive(Caller::Post);
+    }
+
+    /// Moves to a state by hand.
+    pub(super) fn modify(self: &Arc<Self>, to: QpState) -> Result<(), Error> {
+        if self.is_gone() {
+            return Err(Error::Destroyed { what: "queue pair" });
+        }
+        let refused = |state| Error::State { what: "change the state of the queue pair", state };
+        if to == QpState::Reset {
+            return self.reset();
+        }
+        let action = self.state.step(QpEvent::Modify(to)).map_err(refused)?;
+        self.act(action);
+        Ok(())
+    }
+
+    /// Back to a fresh queue pair, if nothing is outstanding and no connection is left.
+    fn reset(&self) -> Result<(), Error> {
+        let engine = self.engine.lock();
+        let idle = !engine.is_connected() && self.sq.is_empty() && self.rq.is_empty();
+        let modify = QpEvent::Modify(QpState::Reset);
+        match self.state.step_if(modify, |action| idle || action != Action::Reset) {
+            Ok(_) => Ok(()),
+            Err(QpState::Init | QpState::Err) => {
+                Err(Error::Busy { what: "queue pair", users: 1, by: "connection or work queue" })
+            }
+            Err(state) => Err(Error::State { what: "change the state of the queue pair", state }),
+        }
+    }
+}
+
+impl QpInner {
+    /// The last handle is gone: ends the connection, and lets go of everything once it is over. Never
+    /// blocks.
+    pub(super) fn abandon(self: &Arc<Self>) {
+        self.ask(Asked::ABANDON);
+        self.drive(Caller::Post);
+    }
+
+    /// Takes everything away at once. Waits for the pass that may be running.
+    pub(super) fn destroy(self: &Arc<Self>) -> Result<(), Error> {
+        // FC-076: with the engine locked no pass runs, and those that follow find nothing to touch.
+        let mut engine = self.engine.lock();
+        if !self.attached.load(Ordering::Acquire) {
+            return Err(Error::Destroyed { what: "queue pair" });
+        }
+        let out = engine.retire(self);
+        drop(engine);
+        self.release();
+        out.send(self);
+        self.send_cq.purge(self.number);
+        self.recv_cq.purge(self.number);
+        // What is framed already is still to be sent, and the connection to be closed.
+        self.driver().schedule(self);
+        self.device.forget_qp_events(self.number);
+        self.device.wait_qp_acked(self.number);
+        Ok(())
+    }
+
+    /// Lets go of the completion queues. They and the protection domain can be destroyed from here on.
+    pub(crate) fn release(&self) {
+        if !self.attached.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        // Nobody who polls drives it from here on.
+        self.parked.store(false, Ordering::Release);
+        self.send_cq.detach(self);
+        self.recv_cq.detach(self);
+    }
+
+    /// Whether a Send of the peer waits for a receive.
+    #[cfg(test)]
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.engine.lock().is_held_back()
+    }
+
+    /// Whether the queue pair was destroyed, or let go after its last handle was dropped.
+    pub(crate) fn is_gone(&self) -> bool {
+        !self.attached.load(Ordering::Acquire)
+    }
+
+    /// Has the completion queues forget the socket.
+    pub(crate) fn unwatch(&self) {
+        if !self.is_gone() {
+            self.send_cq.socket_removed(self);
+            self.recv_cq.socket_removed(self);
+        }
+    }
+
+    /// Remembers the Terminate that ends the connection.
+    pub(crate) fn remember(&self, ending: Ending) {
+        self.connection.lock().ending = Some(ending);
+    }
+
+    /// Keeps what a connection has counted beyond its end.
+    pub(crate) fn conclude(&self, stats: QpStats) {
+        self.connection.lock().stats = stats;
+    }
+
+    /// Waits for the pass that may be running.
+    pub(super) fn stats(&self) -> QpStats {
+        let live = self.engine.lock().stats();
+        live.unwrap_or_else(|| self.connection.lock().stats)
+    }
+
+    /// What is known of the present connection, or the last one.
+    pub(crate) fn connection(&self) -> Connection {
+        *self.connection.lock()
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        // Events about it that nobody fetched would stay for ever, and its number is free for another.
+        self.device.bury_qp_events(self.number);
+    }
+}

@@ -1,0 +1,184 @@
+//! Queue pairs: the two work queues, their states, and what posting checks.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | [`QueuePair`], what programs hold |
+//! | `inner.rs` | what all holders share: set-up, state changes, destruction |
+//! | `post.rs` | posting |
+//! | `state.rs` | the states, as one table |
+//! | `sq.rs`, `rq.rs` | the queues between posting and the engine |
+//! | `wqe.rs`, `slot.rs` | a posted request; where an awaited one completes |
+//! | `number.rs` | queue pair numbers |
+
+mod inner;
+mod number;
+mod post;
+pub(crate) mod rq;
+pub(crate) mod slot;
+pub(crate) mod sq;
+pub(crate) mod state;
+pub(crate) mod wqe;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use self::inner::Ending;
+pub(crate) use self::inner::QpInner;
+use self::wqe::Reply;
+use crate::attr::{QpAttributes, QpConfig, QpState};
+use crate::cq::CompletionQueue;
+use crate::error::Error;
+use crate::pd::{PdInner, ProtectionDomain};
+use crate::stats::QpStats;
+use crate::wr::{PostError, RecvRequest, SendRequest};
+
+/// A reliable, connected queue pair. Clones name the same one.
+///
+/// All calls are possible from any thread and none blocks, except [`destroy`](Self::destroy), which
+/// waits for the end of a pass over the connection, and the two that say so by their names. A request
+/// that is posted is retired exactly once, in the order of its queue: done, failed or flushed.
+///
+/// Dropping the last handle behaves as [`disconnect`](Self::disconnect) and lets the queue pair go once
+/// its connection is over.
+#[derive(Clone)]
+pub struct QueuePair(pub(crate) Arc<QpHandle>);
+
+/// The program's hold on a queue pair.
+pub(crate) struct QpHandle {
+    pub(crate) inner: Arc<QpInner>,
+    /// Held by the program's handles only: a connection that is still closing keeps no domain in use.
+    pd: Arc<PdInner>,
+}
+
+impl Drop for QpHandle {
+    fn drop(&mut self) {
+        self.inner.abandon();
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn create(pd: &Arc<PdInner>, config: &QpConfig) -> Result<Self, Error> {
+        let inner = QpInner::create(pd, config)?;
+        Ok(Self(Arc::new(QpHandle { inner, pd: Arc::clone(pd) })))
+    }
+
+    fn inner(&self) -> &Arc<QpInner> {
+        &self.0.inner
+    }
+
+    /// Posts one request to the send queue and tries to send it at once, in the calling thread.
+    ///
+    /// Refused without effect in `Reset` and `Init`, with a full queue, or if the request itself is
+    /// wrong; the error gives it back. After the end of the connection requests are taken and flushed.
+    pub fn post_send(&self, request: SendRequest) -> Result<(), PostError> {
+        self.inner().post_send(request, Reply::Cq)
+    }
+
+    /// Posts requests in order, and tries to send them together.
+    ///
+    /// Stops at the first that is refused: those before it are posted, it comes back in the error, and
+    /// those after it are not looked at (FC-065).
+    pub fn post_send_list(
+        &self,
+        requests: impl IntoIterator<Item = SendRequest>,
+    ) -> Result<(), PostError> {
+        self.inner().post_send_list(requests)
+    }
+
+    /// Posts one receive. Possible from `Init` on, so that it is there when the first message comes.
+    pub fn post_recv(&self, request: RecvRequest) -> Result<(), PostError<RecvRequest>> {
+        self.inner().post_recv(request, Reply::Cq)
+    }
+
+    /// Posts receives in order; stops at the first that is refused, as
+    /// [`post_send_list`](Self::post_send_list) does.
+    pub fn post_recv_list(
+        &self,
+        requests: impl IntoIterator<Item = RecvRequest>,
+    ) -> Result<(), PostError<RecvRequest>> {
+        self.inner().post_recv_list(requests)
+    }
+
+    /// Number of the queue pair: 24 bits, unique in the process.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.inner().number
+    }
+
+    /// Its state at this moment.
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.inner().state.get()
+    }
+
+    /// Its attributes at this moment.
+    #[must_use]
+    pub fn query(&self) -> QpAttributes {
+        self.inner().query()
+    }
+
+    /// What has happened on its connection, or on the last one. Waits for the pass that may be running,
+    /// which is short.
+    #[must_use]
+    pub fn stats(&self) -> QpStats {
+        self.inner().stats()
+    }
+
+    /// The Terminate that ended its connection, sent or received; `None` if there was none, or the
+    /// connection lives.
+    #[must_use]
+    pub fn ending(&self) -> Option<Ending> {
+        self.inner().connection().ending
+    }
+
+    /// Moves it to a state by hand.
+    ///
+    /// `Err` resets the connection and flushes; `Sqd` is [`disconnect`](Self::disconnect); `Sqe` sends a
+    /// Terminate; `Reset` is possible once everything is flushed, and `Init` from there, after which the
+    /// queue pair can be connected anew. Everything else is refused: connecting is the connection
+    /// manager's business.
+    pub fn modify(&self, to: QpState) -> Result<(), Error> {
+        self.inner().modify(to)
+    }
+
+    /// Ends the connection: the FPDU in flight is finished, what else is posted is flushed, and TCP is
+    /// closed in order. Nothing happens without a connection.
+    pub fn disconnect(&self) {
+        self.inner().disconnect();
+    }
+
+    /// Where requests of the send queue complete.
+    #[must_use]
+    pub fn send_cq(&self) -> CompletionQueue {
+        CompletionQueue::from_inner(Arc::clone(&self.inner().send_cq))
+    }
+
+    /// Where receives complete.
+    #[must_use]
+    pub fn recv_cq(&self) -> CompletionQueue {
+        CompletionQueue::from_inner(Arc::clone(&self.inner().recv_cq))
+    }
+
+    /// The protection domain of its memory.
+    #[must_use]
+    pub fn pd(&self) -> ProtectionDomain {
+        ProtectionDomain(Arc::clone(&self.0.pd))
+    }
+
+    /// Destroys it, whatever its state, for all handles.
+    ///
+    /// Waits for the pass that may be running, which is short, and until the program has acknowledged the
+    /// asynchronous events about it that it has fetched. When it returns nobody touches its memory
+    /// or its completion queues any more: outstanding requests have vanished without completion, and
+    /// completions that were not polled are gone. What TCP was already given is still delivered, and the
+    /// connection is closed in order behind the scenes.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.inner().destroy()
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner().fmt(f)
+    }
+}

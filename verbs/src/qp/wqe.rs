@@ -1,0 +1,82 @@
+//! What a posted work request is while the library owns it.
+//!
+//! A [`Wqe`] is the buffer type of the protocol stream: it moves in when a request is submitted (or
+//! a receive is taken) and comes back, exactly once, in the event that ends it.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::slot::Slot;
+use crate::mem::MrSlice;
+use crate::wc::WcOpcode;
+use crate::wr::RawSge;
+
+/// The local octets of a request.
+#[derive(Debug, Clone)]
+pub(crate) enum Payload {
+    /// Copied at posting; the program's buffer is its own again.
+    Inline(SmallVec<[u8; 64]>),
+    /// Slices of regions, kept alive by the request.
+    Slices(SmallVec<[MrSlice; 1]>),
+    /// Address, length and key as the program gave them, looked at when the request runs.
+    Raw(SmallVec<[RawSge; 1]>),
+}
+
+/// Where the completion of a request goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Reply {
+    /// To the completion queue of its work queue.
+    Cq,
+    /// To the future that awaits it, and to no completion queue.
+    Slot(Arc<Slot>),
+}
+
+/// A posted request of the send queue.
+#[derive(Debug)]
+pub(crate) struct SendWqe {
+    /// The program's name for it, untouched.
+    pub(crate) wr_id: u64,
+    /// What its completion says it was.
+    pub(crate) opcode: WcOpcode,
+    /// Whether success is reported; a failure always is.
+    pub(crate) signaled: bool,
+    /// Source of a Send or Write, sink of a Read.
+    pub(crate) payload: Payload,
+    pub(crate) reply: Reply,
+}
+
+/// A posted receive.
+#[derive(Debug)]
+pub(crate) struct RecvWqe {
+    pub(crate) wr_id: u64,
+    pub(crate) payload: Payload,
+    pub(crate) reply: Reply,
+}
+
+/// A work request in the hands of the stream.
+#[derive(Debug)]
+pub(crate) enum Wqe {
+    Send(SendWqe),
+    Receive(RecvWqe),
+}
+
+impl Payload {
+    /// Sum of the element lengths, in octets.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Inline(octets) => octets.len() as u64,
+            Self::Slices(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
+            Self::Raw(elements) => elements.iter().map(|sge| u64::from(sge.length)).sum(),
+        }
+    }
+}
+
+impl Wqe {
+    pub(crate) fn payload(&self) -> &Payload {
+        match self {
+            Self::Send(wqe) => &wqe.payload,
+            Self::Receive(wqe) => &wqe.payload,
+        }
+    }
+}

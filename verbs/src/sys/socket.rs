@@ -1,0 +1,250 @@
+//! [`Socket`]: one TCP socket, never blocking, made by system calls of our own.
+//!
+//! rustix calls the kernel directly on Linux, so a preloaded library that replaces libc's socket
+//! functions does not see these.
+
+use std::io;
+use std::net::SocketAddr;
+#[cfg(test)]
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType, ipproto, sockopt,
+};
+
+/// When a silent peer is asked whether it is still there, and given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keepalive {
+    /// Silence before the first question. Whole seconds.
+    pub(crate) idle: Duration,
+    /// Between questions. Whole seconds.
+    pub(crate) interval: Duration,
+    /// Questions without an answer.
+    pub(crate) count: u32,
+}
+
+/// A TCP socket of this process: not inherited by programs it starts, never blocking.
+///
+/// Dropping it closes it, which resets the connection if octets were left unread.
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+impl Socket {
+    /// A socket for the family of `addr`, bound to nothing.
+    pub(crate) fn open(addr: &SocketAddr) -> io::Result<Self> {
+        let family = match addr {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let socket = Self(open(family)?);
+        socket.quiet()?;
+        Ok(socket)
+    }
+
+    /// Gives the socket a local address; port 0 lets the system choose.
+    pub(crate) fn bind(&self, addr: &SocketAddr) -> io::Result<()> {
+        Ok(net::bind(&self.0, addr)?)
+    }
+
+    /// Lets a listener take a port whose last connections are still closing.
+    pub(crate) fn set_reuse_addr(&self, on: bool) -> io::Result<()> {
+        Ok(sockopt::set_socket_reuseaddr(&self.0, on)?)
+    }
+
+    /// Keeps an IPv6 listener from taking IPv4 connections as well (FC-052). Before `bind`.
+    pub(crate) fn set_v6_only(&self, on: bool) -> io::Result<()> {
+        Ok(sockopt::set_ipv6_v6only(&self.0, on)?)
+    }
+
+    /// Takes connections from now on; up to `backlog` wait for [`accept`](Self::accept).
+    pub(crate) fn listen(&self, backlog: u32) -> io::Result<()> {
+        Ok(net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX))?)
+    }
+
+    /// The next connection, with the peer's address; `WouldBlock` if there is none.
+    ///
+    /// A connection that was given up by its peer meanwhile is an error of its own
+    /// (`ConnectionAborted`); out of descriptors stays an error until some are closed, while the
+    /// listener stays readable.
+    pub(crate) fn accept(&self) -> io::Result<(Self, SocketAddr)> {
+        let (accepted, peer) = accept(&self.0)?;
+        let accepted = Self(accepted);
+        accepted.quiet()?;
+        let peer = match peer {
+            Some(peer) => peer.try_into()?,
+            None => accepted.peer_addr()?,
+        };
+        Ok((accepted, peer))
+    }
+
+    /// Begins to connect. `true`: connected at once; `false`: under way, the socket becomes writable
+    /// when it is decided and [`take_error`](Self::take_error) then tells how.
+    pub(crate) fn connect(&self, addr: &SocketAddr) -> io::Result<bool> {
+        match net::connect(&self.0, addr) {
+            Ok(()) => Ok(true),
+            // After a signal the attempt goes on.
+            Err(Errno::INPROGRESS | Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What went wrong since the last call, if anything.
+    pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(sockopt::socket_error(&self.0)?.err().map(io::Error::from))
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(net::getsockname(&self.0)?.try_into()?)
+    }
+
+    /// `NotConnected` unless there is a connection. IPv6 addresses keep their scope (FC-053).
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let peer = net::getpeername(&self.0)?.ok_or(Errno::NOTCONN)?;
+        Ok(peer.try_into()?)
+    }
+
+    /// Receives up to `into.len()` octets. `Ok(0)`: the peer has closed its direction; `WouldBlock`:
+    /// nothing is there.
+    #[inline]
+    pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        let (received, _) =
+            rustix::io::retry_on_intr(|| net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT))?;
+        Ok(received)
+    }
+
+    /// Sends octets, possibly not all; `WouldBlock` if none. Never raises SIGPIPE.
+    #[inline]
+    pub(crate) fn send(&self, octets: &[u8]) -> io::Result<usize> {
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        #[cfg(target_vendor = "apple")]
+        let flags = SendFlags::DONTWAIT;
+        Ok(rustix::io::retry_on_intr(|| net::send(&self.0, octets, flags))?)
+    }
+
+    /// As [`send`](Self::send); what follows starts a new TCP segment (`MSG_EOR`), where the system knows
+    /// that.
+    #[inline]
+    pub(crate) fn send_record(&self, octets: &[u8]) -> io::Result<usize> {
+        #[cfg(target_os = "linux")]
+        {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL | SendFlags::EOR;
+            Ok(rustix::io::retry_on_intr(|| net::send(&self.0, octets, flags))?)
+        }
+        #[cfg(not(target_os = "linux"))]
+        self.send(octets)
+    }
+
+    /// Sends a FIN after what was sent. Not connected any more is no error.
+    pub(crate) fn shutdown_write(&self) -> io::Result<()> {
+        match net::shutdown(&self.0, Shutdown::Write) {
+            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Closes with a reset: what was not sent yet is thrown away. Other copies of the descriptor, in a
+    /// forked child for example, hold the reset back until they are closed too.
+    pub(crate) fn abort(self) -> io::Result<()> {
+        Ok(sockopt::set_socket_linger(&self.0, Some(Duration::ZERO))?)
+    }
+
+    /// Sends small segments without waiting for acknowledgements (RFC 5044 §5.1).
+    pub(crate) fn set_no_delay(&self, on: bool) -> io::Result<()> {
+        Ok(sockopt::set_tcp_nodelay(&self.0, on)?)
+    }
+
+    pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
+        if let Some(Keepalive { idle, interval, count }) = keepalive {
+            sockopt::set_tcp_keepidle(&self.0, idle)?;
+            sockopt::set_tcp_keepintvl(&self.0, interval)?;
+            sockopt::set_tcp_keepcnt(&self.0, count)?;
+        }
+        Ok(sockopt::set_socket_keepalive(&self.0, keepalive.is_some())?)
+    }
+
+    /// How long sent octets may stay unacknowledged before the connection is given up; zero is the
+    /// system's own limit. Where the system has no such setting nothing changes.
+    pub(crate) fn set_user_timeout(&self, limit: Duration) -> io::Result<()> {
+        #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+        {
+            let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+            sockopt::set_tcp_user_timeout(&self.0, millis)?;
+        }
+        #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
+        let _ = limit;
+        Ok(())
+    }
+
+    /// The effective maximum segment size: octets of payload in one full TCP segment at present
+    /// (RFC 5044 §2.1). Changes with the path; on Linux it also begins at half of the peer's first
+    /// window and grows with that.
+    pub(crate) fn emss(&self) -> io::Result<u32> {
+        // MPA-071: TCP options that every segment carries are taken off already.
+        socket2::SockRef::from(&self.0).tcp_mss()
+    }
+
+    /// Takes over a connection that the program made itself.
+    #[cfg(test)]
+    pub(crate) fn from_stream(stream: TcpStream) -> io::Result<Self> {
+        let socket = Self(OwnedFd::from(stream));
+        rustix::io::ioctl_fionbio(&socket.0, true)?;
+        rustix::io::fcntl_setfd(&socket.0, rustix::io::FdFlags::CLOEXEC)?;
+        socket.quiet()?;
+        Ok(socket)
+    }
+
+    /// Where a send cannot be told to raise no signal, the socket is.
+    #[cfg_attr(
+        not(target_vendor = "apple"),
+        expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "other systems need it")
+    )]
+    fn quiet(&self) -> io::Result<()> {
+        #[cfg(target_vendor = "apple")]
+        sockopt::set_socket_nosigpipe(&self.0, true)?;
+        Ok(())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(all(target_os = "linux", not(iwarp_portable)))]
+fn open(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+    Ok(net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?)
+}
+
+#[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
+fn open(family: AddressFamily) -> io::Result<OwnedFd> {
+    let socket = net::socket(family, SocketType::STREAM, Some(ipproto::TCP))?;
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+#[cfg(all(target_os = "linux", not(iwarp_portable)))]
+fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, Option<net::SocketAddrAny>)> {
+    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+    Ok(rustix::io::retry_on_intr(|| net::acceptfrom_with(listener, flags))?)
+}
+
+#[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
+fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, Option<net::SocketAddrAny>)> {
+    let (accepted, peer) = rustix::io::retry_on_intr(|| net::acceptfrom(listener))?;
+    rustix::io::fcntl_setfd(&accepted, rustix::io::FdFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&accepted, true)?;
+    Ok((accepted, peer))
+}

@@ -1,0 +1,25 @@
+//! What the tests across the crates share: processes, namespaces, links, and a peer that says anything.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`peer`] | the scripted peer: start-up frames and FPDUs by hand, good and bad, over a plain TCP socket |
+//! | [`child`] | processes a test starts, its own binary once more among them |
+//! | [`netns`], [`link`] | two network namespaces and the cable between them |
+//!
+//! The harness fails a test by panicking: where something of the harness itself goes wrong, the test says so.
+#![allow(clippy::missing_panics_doc, reason = "a harness fails its test by panicking")]
+
+pub mod child;
+pub mod link;
+pub mod live;
+pub mod netns;
+pub mod peer;
+
+/// Ends a test that cannot run on this machine, with the reason in its output.
+#[macro_export]
+macro_rules! skip {
+    ($reason:expr) => {{
+        eprintln!("skipped: {}", $reason);
+        return;
+    }};
+}

@@ -194,7 +194,8 @@ impl Stream {
     fn placement(&self) -> Placement {
         let mut octets = Vec::new();
         for (at, segment) in &self.segments {
-            let known = octets.len() - *at as usize;
+            // A busy machine may lose packets on their way to the capture: what is before the gap counts.
+            let Some(known) = octets.len().checked_sub(*at as usize) else { break };
             octets.extend(segment.iter().skip(known));
         }
         // The Request comes first.
@@ -204,6 +205,9 @@ impl Stream {
         while at + 2 <= octets.len() {
             let ulpdu = usize::from(u16::from_be_bytes([octets[at], octets[at + 1]]));
             let end = at + (2 + ulpdu).next_multiple_of(4) + 4;
+            if end > octets.len() {
+                break;
+            }
             placement.fpdus += 1;
             placement.at_segments += u32::from(self.segments.contains_key(&(at as u32)));
             let trailer = at + 2 + ulpdu;

@@ -193,7 +193,7 @@ impl Members {
             if ready.hangup {
                 qp.ask(Asked::HANGUP);
             }
-            qp.drive(Caller::Poll);
+            qp.drive(Caller::Wait);
             set.rearm(ready.key);
             self.offer(&qp);
         }

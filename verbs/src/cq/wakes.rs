@@ -44,6 +44,12 @@ impl News {
 }
 
 impl Wakes {
+    /// Whether nobody is to be told anything.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn add(&mut self, cq: &Arc<CqInner>, news: News) {
         let known = self.0.iter_mut().find(|wake| Arc::ptr_eq(&wake.cq, cq));
         let Some(Wake { news: sum, .. }) = known else {

@@ -275,7 +275,9 @@ impl Agenda {
         }
         for qp in self.runnable.drain(..) {
             qp.scheduled.store(false, Ordering::Release);
-            qp.drive(Caller::Driver);
+            if !(qp.polled.swap(false, Ordering::AcqRel) && self.parking.park(&qp)) {
+                qp.drive(Caller::Driver);
+            }
         }
         self.keep_time(shared);
         false

@@ -266,6 +266,7 @@ impl Link {
     }
 
     /// Carries out what was asked for.
+    #[inline(never)]
     fn obey(
         &mut self,
         qp: &QpInner,

@@ -65,8 +65,10 @@ const LOOKS_OF_DRIVER: u32 = 16;
 pub(crate) enum Caller {
     /// A thread that posted, or asked for something: sends, does not look at the socket's input.
     Post,
-    /// A poll of a completion queue, or a wait on it.
+    /// A poll of a completion queue: it will be back.
     Poll,
+    /// A report of a completion queue's wait set, which comes only once.
+    Wait,
     /// The driver.
     Driver,
 }
@@ -211,15 +213,24 @@ impl QpInner {
             if (progress.more || looks > limit) && self.driver().is_running() {
                 // Whoever is next kicks in its turn, so what was asked for meanwhile is not lost.
                 self.kick.hand_over();
-                // Of a parked queue pair the driver knows, and its program goes on polling; both at once
-                // would only be in each other's way.
-                if who == Caller::Driver || !self.parked.load(Ordering::Acquire) {
-                    self.driver().schedule(self);
-                }
+                self.pass_on(who);
                 break;
             }
         }
         Drove { found_work, busy: false }
+    }
+
+    /// Leaves the rest to others.
+    fn pass_on(self: &Arc<Self>, who: Caller) {
+        match who {
+            // Of a parked queue pair the driver knows already, and its program goes on polling: both at
+            // once would only be in each other's way.
+            Caller::Post | Caller::Poll if self.parked.load(Ordering::Acquire) => return,
+            Caller::Post | Caller::Wait => {}
+            // The driver is to know, but to act only if nobody polls (any more).
+            Caller::Poll | Caller::Driver => self.polled.store(true, Ordering::Release),
+        }
+        self.driver().schedule(self);
     }
 
     /// One pass, and what it leaves to be told. Never panics, so that whoever entered also leaves.

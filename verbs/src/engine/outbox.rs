@@ -47,7 +47,18 @@ impl Outbox {
     /// Wakers are the program's code and may panic. The thread that happens to run them has seldom to do
     /// with them, and the others who are told nothing at all: so a panic is logged, and ends here, on
     /// the driver as on the program's threads.
+    #[inline]
     pub(crate) fn send(self, qp: &Arc<QpInner>) {
+        if self.wakes.is_empty() && self.wakers.is_empty() && self.notices.is_empty() {
+            // Mostly so. Nothing is owned then, and nothing has to be dropped.
+            std::mem::forget(self);
+        } else {
+            self.tell(qp);
+        }
+    }
+
+    #[inline(never)]
+    fn tell(self, qp: &Arc<QpInner>) {
         // Completions first: a program that learns of the end polls them next.
         shielded(qp, || self.wakes.fire());
         for waker in self.wakers {

@@ -14,7 +14,7 @@ const FIRST_LOOK: Duration = Duration::from_micros(250);
 
 /// Longest time between two looks: the longer a program has polled, the longer it may pause before the
 /// driver takes over again. A look preempts somebody, the very program perhaps.
-const LAST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(2);
 
 /// Parked queue pairs, by the completion queue whose lease keeps them parked.
 #[derive(Default)]

@@ -162,7 +162,9 @@ impl Link {
                     }
                 }
             };
-            buffer.copy_within(at..len, 0);
+            if at < len {
+                buffer.copy_within(at..len, 0);
+            }
             len -= at;
             if waits && let Some(cause) = self.tx.lost {
                 // A receive may never come, and nothing else will.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use iwarp_rdmap::{Chunk, LostCause, TxBatch};
+use iwarp_rdmap::{Chunk, LostCause, State, TxBatch};
 use smallvec::SmallVec;
 
 use iwarp_ddp::Source as _;
@@ -77,6 +77,10 @@ impl Tx {
     }
 
     fn keep(&mut self, unsent: Unsent, driver: &Driver) {
+        if self.charged == 0 && matches!(unsent, Unsent::Nothing) {
+            self.unsent = unsent;
+            return;
+        }
         let charged = match &unsent {
             Unsent::Nothing => 0,
             Unsent::Batch(batch, _) => batch.staged().len().max(TX_LEN),
@@ -142,7 +146,10 @@ impl Link {
                 if taken >= budget {
                     break Sent::More;
                 }
-                if !self.stream.poll_transmit(mem, &mut batch, clock.now()) {
+                // After what was posted alone, there is nothing to ask for.
+                let idle =
+                    moved && self.stream.state() == State::Full && !self.stream.has_pending_work();
+                if idle || !self.stream.poll_transmit(mem, &mut batch, clock.now()) {
                     break Sent::Done { moved };
                 }
                 self.batches = self.batches.wrapping_add(1);

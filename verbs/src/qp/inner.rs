@@ -50,6 +50,8 @@ pub(crate) struct QpInner {
     pub(crate) asked: AskedWord,
     /// On the driver's list of those to be run.
     pub(crate) scheduled: AtomicBool,
+    /// ... unless a program polls for it.
+    pub(crate) polled: AtomicBool,
     /// The driver leaves the socket alone: a program polls for it.
     pub(crate) parked: AtomicBool,
     pub(crate) observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -120,6 +122,7 @@ impl QpInner {
             engine: Mutex::default(),
             asked: AskedWord::default(),
             scheduled: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
             parked: AtomicBool::new(false),
             observer: Mutex::new(None),
             closed: Event::new(),

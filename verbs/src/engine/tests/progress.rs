@@ -81,6 +81,24 @@ fn a_lease_lapses_when_the_program_stops_polling() {
     }
 }
 
+/// Polls of both sides spend their budgets in the middle of a transfer, and then nobody polls any more.
+#[test]
+fn a_transfer_goes_on_when_the_programs_stop_polling() {
+    const LEN: usize = 8 << 20;
+    let Pair { a, b } = Setup::default().connect();
+    let (near, far) = (a.region(LEN), b.region(LEN));
+    for round in 1..=4 {
+        near.store_u64(LEN - 8, round).unwrap();
+        a.qp.post_send(SendRequest::write(round, near.as_slice_all(), far.remote())).unwrap();
+        for _ in 0..20 {
+            assert!(b.recv_cq.poll_one().is_none() && a.recv_cq.poll_one().is_none());
+        }
+        until("the last octets", || far.load_u64(LEN - 8).unwrap() == round);
+        until("the completion", || a.send_cq.len() == 1);
+        assert_success(&a.sent(), round);
+    }
+}
+
 /// The program spins inside its own single-threaded runtime and never yields to it.
 #[test]
 fn a_program_that_spins_in_its_own_runtime_stops_nothing() {

@@ -1,0 +1,212 @@
+//! One message at a time: Writes or Sends there and back, or Reads.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use iwarp_verbs::SendRequest;
+
+use super::setup::{End, Session};
+use crate::case::{Case, Op, Pace, Wait};
+use crate::control::Stop;
+use crate::guard::cpu;
+use crate::stats::{EndReport, Recorder};
+
+/// A request whose completion is not wanted gives back its place in the send queue with the next one that has a
+/// completion, so now and then one must.
+const SIGNAL_EVERY: u64 = 32;
+/// Empty turns between two looks around.
+const TURNS: u32 = 1 << 12;
+
+/// One end of the table.
+pub(super) struct Player<'a> {
+    session: &'a Session,
+    end: &'a End,
+    case: &'a Case,
+    op: Op,
+    stop: &'a Stop,
+    /// The message, for inline data.
+    message: Vec<u8>,
+    inline: bool,
+    /// Messages that were found while something else was looked for.
+    arrived: u64,
+    /// Reads that are complete.
+    read: u64,
+}
+
+impl<'a> Player<'a> {
+    pub(super) fn new(session: &'a Session, case: &'a Case, op: Op, stop: &'a Stop) -> Result<Self> {
+        let Some(end) = session.ends.first() else { bail!("no connection") };
+        Ok(Self {
+            session,
+            end,
+            case,
+            op,
+            stop,
+            message: vec![7; case.size],
+            inline: case.size <= case.wire.inline,
+            arrived: 0,
+            read: 0,
+        })
+    }
+
+    /// Sends the message of this round, or reads.
+    pub(super) fn play(&mut self, round: u64) -> Result<()> {
+        let size = self.case.size;
+        let wakes = self.op == Op::Write && self.case.wait != Wait::Poll;
+        if self.op == Op::Read {
+            let into = self.session.source.slice(..size)?;
+            let from = self.end.remote.slice(..size as u64)?;
+            return Ok(self.end.qp.post_send(SendRequest::read(round, into, from))?);
+        }
+        // The last octets tell the round.
+        if self.inline {
+            let mark = round.to_ne_bytes();
+            match self.message.last_chunk_mut::<8>() {
+                Some(last) if size.is_multiple_of(8) => *last = mark,
+                _ => self.message[size - 1] = round as u8,
+            }
+        } else if size.is_multiple_of(8) {
+            self.session.source.store_u64(size - 8, round)?;
+        } else {
+            self.session.source.write_at(size - 1, &[round as u8])?;
+        }
+        let mut request = match (self.op, self.inline) {
+            (Op::Send, true) => SendRequest::send_inline(round, &self.message),
+            (Op::Send, false) => SendRequest::send(round, self.session.source.slice(..size)?),
+            (_, true) => SendRequest::write_inline(round, &self.message, self.end.remote),
+            (_, false) => {
+                let from = self.session.source.slice(..size)?;
+                SendRequest::write(round, from, self.end.remote)
+            }
+        };
+        if wakes || !round.is_multiple_of(SIGNAL_EVERY) {
+            request = request.unsignaled();
+        }
+        if !wakes {
+            return Ok(self.end.qp.post_send(request)?);
+        }
+        let mut wake = SendRequest::send(round, ());
+        if !round.is_multiple_of(SIGNAL_EVERY) {
+            wake = wake.unsignaled();
+        }
+        Ok(self.end.qp.post_send_list([request, wake])?)
+    }
+
+    /// Looks or sleeps until the message of this round is here. False if the other end has ended.
+    pub(super) fn wait_for(&mut self, round: u64) -> Result<bool> {
+        let mut turns = 0_u32;
+        loop {
+            // It is the poll that moves the data, at once and in this thread.
+            if let Some(wc) = self.session.next(self.case.wait)? {
+                if wc.opcode.is_receive() {
+                    self.arrived += 1;
+                    self.end.qp.post_recv(self.session.receive(self.case)?)?;
+                } else if self.op == Op::Read {
+                    self.read = wc.wr_id;
+                }
+            }
+            let here = match self.op {
+                Op::Read => self.read == round,
+                Op::Write if self.case.wait == Wait::Poll => self.is_marked(round)?,
+                Op::Write | Op::Send if self.arrived > 0 => {
+                    self.arrived -= 1;
+                    if !self.is_marked(round)? {
+                        bail!("round {round} brought other octets than were sent");
+                    }
+                    true
+                }
+                Op::Write | Op::Send => false,
+            };
+            if here {
+                return Ok(true);
+            }
+            turns += 1;
+            if self.stop.now() {
+                return Ok(false);
+            }
+            if turns.is_multiple_of(TURNS) || self.case.wait != Wait::Poll {
+                self.stop.check()?;
+            }
+        }
+    }
+
+    /// Whether the last octets are those of this round.
+    fn is_marked(&self, round: u64) -> Result<bool> {
+        let (memory, size) = (&self.session.memory, self.case.size);
+        if size.is_multiple_of(8) {
+            return Ok(memory.load_u64(size - 8)? == round);
+        }
+        let mut last = [0];
+        memory.read_at(size - 1, &mut last)?;
+        Ok(last[0] == round as u8)
+    }
+}
+
+pub(super) fn drive(
+    session: &Session,
+    case: &Case,
+    op: Op,
+    pace: Pace,
+    stop: &Stop,
+) -> Result<EndReport> {
+    let report = rounds(&mut Player::new(session, case, op, stop)?, pace)?;
+    Ok(report)
+}
+
+/// Plays for as long as the pace says.
+pub(super) fn rounds(player: &mut Player<'_>, pace: Pace) -> Result<EndReport> {
+    let mut times = Recorder::new();
+    let mut round = 0;
+    let begun = Instant::now();
+    while begun.elapsed() < pace.warm_up() {
+        round += 1;
+        player.play(round)?;
+        player.wait_for(round)?;
+    }
+    let before = cpu::used();
+    let begun = Instant::now();
+    let mut last = Duration::ZERO;
+    while last < pace.seconds() {
+        round += 1;
+        player.play(round)?;
+        player.wait_for(round)?;
+        let now = begun.elapsed();
+        times.record(now - last);
+        last = now;
+    }
+    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let times = times.times();
+    Ok(EndReport {
+        cpu_seconds,
+        cpu_over: times.count,
+        operations: times.count,
+        seconds: last.as_secs_f64(),
+        total: round,
+        times: Some(times),
+        ..EndReport::default()
+    })
+}
+
+pub(super) fn serve(session: &Session, case: &Case, op: Op, stop: &Stop) -> Result<EndReport> {
+    let before = cpu::used();
+    let mut player = Player::new(session, case, op, stop)?;
+    let mut total = 0;
+    if op == Op::Read {
+        // The peer does everything; this end only lets it be done, in the same style.
+        let mut turns = 0_u32;
+        while !stop.now() {
+            session.next(case.wait)?;
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS) {
+                stop.check()?;
+            }
+        }
+    } else {
+        while player.wait_for(total + 1)? {
+            total += 1;
+            player.play(total)?;
+        }
+    }
+    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    Ok(EndReport { cpu_seconds, cpu_over: total, total, ..EndReport::default() })
+}

@@ -1,11 +1,11 @@
 //! What a stream is told when it starts.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use iwarp_mpa::{Framing, Negotiated, Role, Rtr, SizePlan};
 
 /// Parameters of one stream: what the MPA start-up settled, and limits of this side.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamConfig {
     /// This side of the start-up. A responder's sender is held until one FPDU was received (MPA-029).
@@ -60,5 +60,45 @@ impl StreamConfig {
             input_burst: 256,
             first_msn: 1,
         }
+    }
+}
+
+/// What of the parameters a stream needs all its life, in little memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) size: SizePlan,
+    pub(crate) hold_back: Span,
+    pub(crate) partial_fpdu: Span,
+    pub(crate) close_grace: Span,
+    /// At least 1.
+    pub(crate) input_burst: u32,
+    pub(crate) crc: bool,
+}
+
+impl From<&StreamConfig> for Limits {
+    fn from(config: &StreamConfig) -> Self {
+        Self {
+            size: config.size,
+            hold_back: Span::new(config.hold_back),
+            partial_fpdu: Span::new(config.partial_fpdu),
+            close_grace: Span::new(config.close_grace),
+            input_burst: u32::try_from(config.input_burst.max(1)).unwrap_or(u32::MAX),
+            crc: config.framing.crc,
+        }
+    }
+}
+
+/// A length of time in nanoseconds; the largest stands for all that is longer, 584 years and endless.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span(u64);
+
+impl Span {
+    fn new(length: Duration) -> Self {
+        Self(u64::try_from(length.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// When it is over; `None` if that is never.
+    pub(crate) fn after(self, now: Instant) -> Option<Instant> {
+        if self.0 == u64::MAX { None } else { now.checked_add(Duration::from_nanos(self.0)) }
     }
 }

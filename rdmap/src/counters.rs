@@ -3,7 +3,7 @@
 use crate::opcode::Opcode;
 
 /// Counters of one stream. They only grow, and wrap where they overflow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
     /// Valid FPDUs received and dealt with.
@@ -41,18 +41,39 @@ impl Counters {
 }
 
 /// One count for each opcode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Messages([u64; Opcode::ALL.len()]);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Messages {
+    /// Of the opcodes of plain Writes, Reads and Sends, which come first.
+    common: [u64; COMMON],
+    /// Of the others, which most streams never see; there from the first of them on.
+    rare: Option<Box<[u64; Opcode::ALL.len() - COMMON]>>,
+}
+
+/// Write, Read Request, Read Response and Send.
+const COMMON: usize = 4;
 
 impl Messages {
     /// Messages with this opcode.
     #[must_use]
     pub fn of(&self, opcode: Opcode) -> u64 {
-        self.0.get(usize::from(opcode.raw())).copied().unwrap_or(0)
+        let at = usize::from(opcode.raw());
+        let count =
+            self.common.get(at).or_else(|| self.rare.as_ref()?.get(at.checked_sub(COMMON)?));
+        count.copied().unwrap_or(0)
     }
 
+    #[inline]
     pub(crate) fn count(&mut self, opcode: Opcode) {
-        if let Some(count) = self.0.get_mut(usize::from(opcode.raw())) {
+        let at = usize::from(opcode.raw());
+        match self.common.get_mut(at) {
+            Some(count) => *count = count.wrapping_add(1),
+            None => self.count_rare(at.saturating_sub(COMMON)),
+        }
+    }
+
+    #[inline(never)]
+    fn count_rare(&mut self, at: usize) {
+        if let Some(count) = self.rare.get_or_insert_default().get_mut(at) {
             *count = count.wrapping_add(1);
         }
     }

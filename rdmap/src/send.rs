@@ -35,7 +35,7 @@ pub(crate) struct Sender<B> {
     held: bool,
     /// No message is begun or continued any more.
     stopped: bool,
-    terminate: Option<Terminate>,
+    terminate: Option<Box<Terminate>>,
     rtr: Option<Rtr>,
     /// An RTR by Read waits for its response.
     rtr_outstanding: bool,
@@ -177,7 +177,12 @@ impl<B> Sender<B> {
     /// Sends this next, and nothing after it.
     pub(crate) fn set_terminate(&mut self, terminate: Terminate) {
         // RDMAP-051: the callers' state table lets this happen once.
-        self.terminate = Some(terminate);
+        self.terminate = Some(Box::new(terminate));
+    }
+
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.queue.shrink_to_fit();
+        self.responses.shrink_to_fit();
     }
 
     pub(crate) const fn has_terminate(&self) -> bool {
@@ -320,7 +325,7 @@ impl<B> Sender<B> {
         Some(match draft.from {
             Origin::Terminate => {
                 let mut octets = [0; TERMINATE_MAX];
-                self.terminate?.encode(&mut octets);
+                self.terminate.as_ref()?.encode(&mut octets);
                 // RDMAP-050
                 (untagged(qn::TERMINATE, 1, None), Body::Octets(octets))
             }

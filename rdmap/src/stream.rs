@@ -11,7 +11,7 @@ use std::time::Instant;
 use iwarp_mpa::{Deframer, Framer, Role, SizePlan};
 
 use crate::batch::Chunk;
-use crate::config::StreamConfig;
+use crate::config::{Limits, StreamConfig};
 use crate::counters::Counters;
 use crate::error::{Error, OperationError};
 use crate::event::{CloseCause, Event, Initiator, LostCause, Shutdown};
@@ -31,7 +31,7 @@ use crate::terminate::{Culprit, Terminate, TerminateCode};
 /// events, exactly once each.
 #[derive(Debug)]
 pub struct Stream<B> {
-    config: StreamConfig,
+    limits: Limits,
     state: State,
     framer: Framer,
     deframer: Deframer,
@@ -42,7 +42,7 @@ pub struct Stream<B> {
     /// Stream position up to which TCP accepted what is sent.
     transmitted: u64,
     /// A Send is held back for want of a receive.
-    blocked: Option<Blocked>,
+    blocked: Option<Box<Blocked>>,
     /// Every whole FPDU that was shown is dealt with.
     drained: bool,
     /// When an incomplete FPDU has waited too long, and how many octets of it are missing.
@@ -52,7 +52,9 @@ pub struct Stream<B> {
     peer: PeerHalf,
     fin: Notice,
     reset: Notice,
-    cause: CloseCause,
+    /// Why the stream ends, unless it is an orderly close. Boxed, as all that is seldom there: ten thousand
+    /// idle streams should cost no more than they must.
+    cause: Option<Box<CloseCause>>,
 }
 
 /// The peer's half of the stream.
@@ -111,8 +113,8 @@ impl<B> Stream<B> {
             peer: PeerHalf::Open,
             fin: Notice::NotDue,
             reset: Notice::NotDue,
-            cause: CloseCause::Orderly,
-            config,
+            cause: None,
+            limits: Limits::from(&config),
         }
     }
 
@@ -190,7 +192,7 @@ impl<B> Stream<B> {
     /// The EMSS changed: messages are cut to the new sizes from the next segment on (DDP-001).
     pub fn set_size(&mut self, size: SizePlan) {
         // DDP-002: what was handed out stays as it is.
-        self.config.size = size;
+        self.limits.size = size;
     }
 
     /// TCP accepted so many more octets of the batches handed out. Operations complete by this.
@@ -264,6 +266,13 @@ impl<B> Stream<B> {
     #[must_use]
     pub fn source_buffer(&self, op: u64) -> Option<&B> {
         self.sender.buffer(op)
+    }
+
+    /// Gives back memory that the queues do not need at present. They take it again as they grow, so this is
+    /// for a stream that is likely to be idle for a while.
+    pub fn shrink_to_fit(&mut self) {
+        self.events.shrink_to_fit();
+        self.sender.shrink_to_fit();
     }
 
     /// Where the stream stands.
@@ -401,8 +410,8 @@ impl<B> Stream<B> {
 
     /// The first cause that is not an orderly close stays.
     fn blame_end_on(&mut self, cause: CloseCause) {
-        if self.cause == CloseCause::Orderly && self.state != State::Closed {
-            self.cause = cause;
+        if self.cause.is_none() && cause != CloseCause::Orderly && self.state != State::Closed {
+            self.cause = Some(Box::new(cause));
         }
     }
 
@@ -418,7 +427,7 @@ impl<B> Stream<B> {
             Action::Terminate | Action::Stop => {
                 self.surrender(Blame::Nobody);
                 self.sender.stop();
-                self.grace = now.checked_add(self.config.close_grace);
+                self.grace = self.limits.close_grace.after(now);
             }
             Action::MarkBadClose => self.blame_end_on(CloseCause::LateInput),
             Action::End | Action::Reset => self.finish(action),
@@ -450,8 +459,8 @@ impl<B> Stream<B> {
             self.reset = Notice::Due;
         }
         self.flush_operations();
-        let cause = self.cause.clone();
-        let clean = cause == CloseCause::Orderly;
+        let clean = self.cause.is_none();
+        let cause = self.cause.as_deref().cloned().unwrap_or(CloseCause::Orderly);
         self.events.push_back(Event::Closed { clean, cause });
     }
 
@@ -485,7 +494,17 @@ impl<B> Stream<B> {
 
     fn retire_operations(&mut self) {
         while let Some(done) = self.sender.retire(self.transmitted) {
+            self.make_room();
             self.events.push_back(operation_done(done));
+        }
+    }
+
+    /// A ring begins with room for four events of some size, where an exchange of single messages needs room
+    /// for one.
+    #[inline]
+    fn make_room(&mut self) {
+        if self.events.capacity() == 0 {
+            self.events.reserve_exact(1);
         }
     }
 

@@ -533,7 +533,7 @@ fn gathered_responses_are_checked_when_they_are_framed() {
     // SEC-04
     let mut config = config(Role::Initiator);
     config.framing = Framing { crc: false, ..CRC };
-    let mut endpoint = target(config.clone(), 1);
+    let mut endpoint = target(config, 1);
     endpoint.batch.gather_from = Some(1);
     let mut peer = Peer::new(config.framing);
     endpoint.feed(&peer.request(1, request(OPEN, 0x1000, 3000)));

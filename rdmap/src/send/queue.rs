@@ -67,6 +67,10 @@ impl<B> SendQueue<B> {
         self.entries.is_empty()
     }
 
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.entries.shrink_to_fit();
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -93,6 +97,10 @@ impl<B> SendQueue<B> {
         };
         if entry.is_read() {
             self.unanswered = self.unanswered.saturating_add(1);
+        }
+        if self.entries.capacity() == 0 {
+            // A ring begins with room for four of these, where an exchange of single messages needs one.
+            self.entries.reserve_exact(1);
         }
         self.entries.push_back(entry);
     }

@@ -30,7 +30,7 @@ impl<B> Stream<B> {
         now: Instant,
     ) -> Input {
         let mut consumed = 0_usize;
-        let mut budget = self.config.input_burst.max(1);
+        let mut budget = self.limits.input_burst;
         let need = loop {
             let rest = input.get_mut(consumed..).unwrap_or_default();
             let left = rest.len();
@@ -67,9 +67,9 @@ impl<B> Stream<B> {
                 Ok(Accepted::Blocked) => {
                     if self.blocked.is_none() {
                         add(&mut self.counters.held_back, 1);
-                        let deadline = now.checked_add(self.config.hold_back);
+                        let deadline = self.limits.hold_back.after(now);
                         let culprit = Culprit::of_ulpdu(ulpdu);
-                        self.blocked = Some(Blocked { deadline, culprit });
+                        self.blocked = Some(Box::new(Blocked { deadline, culprit }));
                     }
                     break Need::Receive;
                 }
@@ -135,6 +135,7 @@ impl<B> Stream<B> {
             Accepted::Message(opcode) => self.counters.messages_in.count(opcode),
             Accepted::Received { opcode, buffer, len, invalidated } => {
                 self.counters.messages_in.count(opcode);
+                self.make_room();
                 self.events.push_back(Event::ReceiveDone {
                     buffer,
                     outcome: crate::Outcome::Success,
@@ -174,7 +175,7 @@ impl<B> Stream<B> {
             _ if left == 0 => None,
             Some(Partial { deadline, .. }) if !is_another => Some(Partial { deadline, missing }),
             _ => {
-                let deadline = now.checked_add(self.config.partial_fpdu);
+                let deadline = self.limits.partial_fpdu.after(now);
                 Some(Partial { deadline, missing })
             }
         };

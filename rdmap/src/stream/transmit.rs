@@ -50,8 +50,8 @@ impl<B> Stream<B> {
                     continue;
                 }
             };
-            let size = self.config.size;
-            let crc = self.config.framing.crc;
+            let size = self.limits.size;
+            let crc = self.limits.crc;
             let Some(cut) = record.cut(&size, &self.framer, &draft, crc) else { break };
             match self.send(&draft, cut, memory, out) {
                 Ok(wire_len) => {

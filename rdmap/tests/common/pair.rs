@@ -376,7 +376,7 @@ impl Side {
             responses: Vec::new(),
             first_end: None,
             terminated: false,
-            config: config.clone(),
+            config,
         };
         Self {
             stream: Stream::new(config),

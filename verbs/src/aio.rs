@@ -151,7 +151,7 @@ impl Connection {
     /// Whether it is signalled makes no difference here.
     pub async fn request(&self, request: SendRequest) -> Result<WorkCompletion, RequestError> {
         let qp = &self.0.qp.0.inner;
-        let slot = self.0.sends.post(qp, request).await?;
+        let slot = self.0.lines().sends.post(qp, request).await?;
         Ok(qp.send_cq.attend(slot.wait()).await.ok()?)
     }
 
@@ -162,7 +162,7 @@ impl Connection {
     pub async fn recv(&self, into: impl Into<Sgl>) -> Result<Received, RequestError> {
         let request = RecvRequest::new(0, into);
         let qp = &self.0.qp.0.inner;
-        let slot = self.0.receives.post(qp, request).await?;
+        let slot = self.0.lines().receives.post(qp, request).await?;
         let wc = qp.recv_cq.attend(slot.wait()).await.ok()?;
         Ok(Received { len: wc.byte_len, invalidated_rkey: wc.invalidated_rkey })
     }

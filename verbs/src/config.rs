@@ -16,7 +16,7 @@ pub(crate) const READ_DEPTH_MAX: u16 = 255;
 /// descriptors and memory (SEC-17).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Requests on one work queue. Default 32,768.
+    /// Requests on one work queue. Default 32,768, at most 2,147,483,647.
     pub max_qp_wr: u32,
     /// Elements of one request, Reads included. Default 16.
     pub max_sge: u32,
@@ -276,6 +276,9 @@ impl DeviceConfig {
         if self.ord > self.max_ord {
             return refuse("ord", self.ord.into(), "at most max_ord");
         }
+        if self.limits.max_qp_wr > WR_MAX {
+            return refuse("max_qp_wr", self.limits.max_qp_wr.into(), "at most 2147483647");
+        }
         if self.limits.max_sge > SGE_MAX {
             return refuse("max_sge", self.limits.max_sge.into(), "at most 16");
         }
@@ -299,6 +302,9 @@ impl DeviceConfig {
         Ok(())
     }
 }
+
+/// Requests of one work queue that can be counted.
+const WR_MAX: u32 = i32::MAX.cast_unsigned();
 
 /// Elements of a request that one `sendmsg` can gather with headers between.
 const SGE_MAX: u32 = 16;
@@ -333,6 +339,8 @@ mod tests {
         assert_eq!(refused(DeviceConfig::default().limits(limits)), "max_cqe");
         let limits = DeviceLimits { max_sge: 17, ..DeviceLimits::default() };
         assert_eq!(refused(DeviceConfig::default().limits(limits)), "max_sge");
+        let limits = DeviceLimits { max_qp_wr: 1 << 31, ..DeviceLimits::default() };
+        assert_eq!(refused(DeviceConfig::default().limits(limits)), "max_qp_wr");
         assert_eq!(refused(DeviceConfig::default().memory_budget((1 << 20) - 1)), "memory_budget");
         let second = Duration::from_secs(1);
         let keepalive = |idle, interval, count| {

@@ -116,7 +116,7 @@ impl<R: Request> Line<R> {
     async fn serve(self: Arc<Self>, qp: Arc<QpInner>) {
         loop {
             let Some(ticket) = self.next() else { return };
-            let mut freed = R::slots(&qp).freed.listen();
+            let mut freed = R::slots(&qp).listen();
             // A queue pair that was destroyed frees nothing any more.
             let mut closed = qp.closed.listen();
             // Room that came before this listens is found here.

@@ -112,11 +112,11 @@ impl Endpoint {
                     return Err(error);
                 }
             };
-            inner.stage = Stage::Replying(Attempt {
+            inner.stage = Stage::Replying(Box::new(Attempt {
                 peer: pending.peer.to_string(),
                 since: Instant::now(),
                 phase: Phase::SendReply,
-            });
+            }));
             inner.qp = Some(Arc::clone(qp));
             let acceptance = Acceptance { reply, negotiated, fpdu_limit, timeout };
             let task = acceptance.carry_out(Arc::clone(self), Arc::clone(qp), pending);
@@ -183,9 +183,8 @@ impl Acceptance {
             }
             Err(_) => return endpoint.fail(endpoint.timed_out()),
         }
-        let negotiated = Negotiated { private_data: Bytes::new(), ..self.negotiated };
-        let agreement = Agreement { peer, local, negotiated: negotiated.clone() };
-        if !endpoint.open(agreement, request.private_data) {
+        let negotiated = self.negotiated;
+        if !endpoint.open(Agreement::new(peer, local, &negotiated), &request.private_data) {
             return;
         }
         let observer: Arc<dyn Observer> = Arc::<Endpoint>::clone(&endpoint);

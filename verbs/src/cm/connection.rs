@@ -3,15 +3,14 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use event_listener::{EventListener, Listener as _};
 
 use super::close::CloseReason;
-use super::endpoint::{Agreement, Endpoint, Handle};
+use super::endpoint::{Agreement, Endpoint, Handle, PrivateData};
 use super::error::ConnectError;
 use crate::aio::Line;
 use crate::qp::QueuePair;
@@ -43,8 +42,11 @@ impl Connecting {
     ) -> Result<Connection, ConnectError> {
         let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let endpoint = self.endpoint();
-            let change = endpoint.listen();
+            // Looked at before as well: who need not wait leaves nothing behind.
+            if let Some(result) = self.settle() {
+                return result;
+            }
+            let change = self.endpoint().listen();
             if let Some(result) = self.settle() {
                 return result;
             }
@@ -74,8 +76,7 @@ impl Connecting {
                 qp,
                 agreement: settled.agreement,
                 private_data: settled.private_data,
-                sends: Arc::default(),
-                receives: Arc::default(),
+                lines: OnceLock::new(),
             }))
         }))
     }
@@ -115,9 +116,22 @@ pub(crate) struct ConnectionInner {
     handle: Handle,
     pub(crate) qp: QueuePair,
     agreement: Arc<Agreement>,
-    private_data: Bytes,
+    private_data: PrivateData,
+    /// Made by the first awaited request.
+    lines: OnceLock<Box<Lines>>,
+}
+
+/// Where awaited requests wait while their work queue is full.
+#[derive(Default)]
+pub(crate) struct Lines {
     pub(crate) sends: Arc<Line<SendRequest>>,
     pub(crate) receives: Arc<Line<RecvRequest>>,
+}
+
+impl ConnectionInner {
+    pub(crate) fn lines(&self) -> &Lines {
+        self.lines.get_or_init(Box::default)
+    }
 }
 
 impl Connection {
@@ -137,25 +151,25 @@ impl Connection {
     /// How many RDMA Reads of the peer this side serves at once.
     #[must_use]
     pub fn ird(&self) -> u32 {
-        self.0.agreement.negotiated.ird
+        self.0.agreement.ird
     }
 
     /// How many RDMA Reads this side has outstanding at most; more wait in the send queue.
     #[must_use]
     pub fn ord(&self) -> u32 {
-        self.0.agreement.negotiated.ord
+        self.0.agreement.ord
     }
 
     /// The revision of MPA in use, 1 or 2.
     #[must_use]
     pub fn revision(&self) -> u8 {
-        self.0.agreement.negotiated.revision
+        self.0.agreement.revision
     }
 
     /// Whether CRCs are made and checked.
     #[must_use]
     pub fn crc(&self) -> bool {
-        self.0.agreement.negotiated.crc
+        self.0.agreement.crc
     }
 
     /// The peer.

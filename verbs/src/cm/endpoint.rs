@@ -26,7 +26,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use event_listener::EventListener;
+use event_listener::{Event, EventListener};
 use iwarp_mpa::{Negotiated, Role};
 use iwarp_rdmap::CloseCause;
 use parking_lot::Mutex;
@@ -45,7 +45,6 @@ use crate::qp::QpInner;
 pub(crate) struct Endpoint {
     pub(crate) device: Arc<DeviceInner>,
     inner: Mutex<Inner>,
-    changed: event_listener::Event,
 }
 
 pub(crate) struct Inner {
@@ -54,6 +53,9 @@ pub(crate) struct Inner {
     /// The queue pair from connect or accept on, until the connection is over.
     pub(crate) qp: Option<Arc<QpInner>>,
     pub(crate) task: Option<AbortHandle>,
+    /// For those who wait for a change. Made by the first of them, and gone with the change, so that an
+    /// idle connection has none.
+    changed: Option<Event>,
 }
 
 /// Where events go: the channel of the id, in the verbs style.
@@ -63,22 +65,27 @@ pub(crate) struct Sink {
     pub(crate) id: Weak<Handle>,
 }
 
+/// Where an endpoint is. Whatever does not last is boxed: there may be ten thousand, nearly all of them
+/// established.
 #[derive(Default)]
 pub(crate) enum Stage {
     #[default]
     Idle,
-    Bound(Bound),
+    Bound(Box<Bound>),
     Listening(Acceptor),
-    Connecting(Attempt),
+    Connecting(Box<Attempt>),
     Requested(Box<Pending>),
-    Replying(Attempt),
-    Opening(Attempt, Arc<Agreement>, Bytes),
-    Established(Arc<Agreement>, Bytes),
-    Closed(Arc<Agreement>, Bytes, CloseReason),
-    Failed(ConnectError),
+    Replying(Box<Attempt>),
+    Opening(Box<Attempt>, Arc<Agreement>, PrivateData),
+    Established(Arc<Agreement>, PrivateData),
+    Closed(Arc<Agreement>, PrivateData, Box<CloseReason>),
+    Failed(Box<ConnectError>),
     Refused,
     Released,
 }
+
+/// What the peer's program said, in memory of its size.
+pub(crate) type PrivateData = Box<[u8]>;
 
 /// A program's hold on an endpoint: when it is dropped, whatever goes on there ends.
 #[derive(Debug)]
@@ -98,25 +105,34 @@ pub(crate) struct Attempt {
     pub(crate) phase: Phase,
 }
 
-/// What both sides agreed on, and where they are. Without private data, which goes to the program once.
+/// Where both sides are, and what of their agreement a program may ask for, or an event tells.
 #[derive(Clone, Debug)]
 pub(crate) struct Agreement {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
-    pub(crate) negotiated: Negotiated,
+    pub(crate) ird: u32,
+    pub(crate) ord: u32,
+    peer_ird: Option<u32>,
+    peer_ord: Option<u32>,
+    pub(crate) revision: u8,
+    pub(crate) crc: bool,
+    role: Role,
+    /// Nothing more of the peer is needed to call the connection established.
+    opens_at_once: bool,
 }
 
 impl Agreement {
-    /// Whether nothing more of the peer is needed to call the connection established.
-    fn opens_at_once(&self) -> bool {
-        self.negotiated.role == Role::Initiator || self.negotiated.rtr.is_none()
+    pub(crate) fn new(peer: SocketAddr, local: SocketAddr, negotiated: &Negotiated) -> Self {
+        let Negotiated { role, revision, crc, ird, ord, peer_ird, peer_ord, rtr, .. } = *negotiated;
+        let opens_at_once = role == Role::Initiator || rtr.is_none();
+        Self { peer, local, ird, ord, peer_ird, peer_ord, revision, crc, role, opens_at_once }
     }
 }
 
 /// A set-up that came to its end.
 pub(crate) struct Settled {
     pub(crate) agreement: Arc<Agreement>,
-    pub(crate) private_data: Bytes,
+    pub(crate) private_data: PrivateData,
 }
 
 /// Channels to wake once the lock is released.
@@ -131,15 +147,20 @@ impl Emitted {
 
 impl Endpoint {
     pub(crate) fn new(device: Arc<DeviceInner>, stage: Stage, sink: Option<Sink>) -> Arc<Self> {
-        let inner = Inner { stage, sink, qp: None, task: None };
-        Arc::new(Self { device, inner: Mutex::new(inner), changed: event_listener::Event::new() })
+        let inner = Inner { stage, sink, qp: None, task: None, changed: None };
+        Arc::new(Self { device, inner: Mutex::new(inner) })
     }
 
     /// Changes the state, then wakes whoever waits for it.
     pub(crate) fn change<R>(&self, step: impl FnOnce(&mut Inner, &mut Emitted) -> R) -> R {
         let mut emitted = Emitted::default();
-        let result = step(&mut self.inner.lock(), &mut emitted);
-        self.changed.notify(usize::MAX);
+        let (result, changed) = {
+            let mut inner = self.inner.lock();
+            (step(&mut inner, &mut emitted), inner.changed.take())
+        };
+        if let Some(changed) = changed {
+            changed.notify(usize::MAX);
+        }
         if let Some(channel) = emitted.0 {
             channel.wake();
         }
@@ -153,7 +174,7 @@ impl Endpoint {
 
     /// Resolves when the state has changed since the call.
     pub(crate) fn listen(&self) -> EventListener {
-        self.changed.listen()
+        self.inner.lock().changed.get_or_insert_default().listen()
     }
 
     /// The set-up went on to its next phase.
@@ -175,13 +196,13 @@ impl Endpoint {
     }
 
     /// Everything is agreed and the engine is about to take over; `false` if the handle is gone.
-    pub(crate) fn open(&self, agreement: Agreement, private_data: Bytes) -> bool {
+    pub(crate) fn open(&self, agreement: Agreement, private_data: &[u8]) -> bool {
         self.change(|inner, _| {
             let (Stage::Connecting(attempt) | Stage::Replying(attempt)) = &inner.stage else {
                 return false;
             };
-            let attempt = Attempt { phase: Phase::Rtr, ..attempt.clone() };
-            inner.stage = Stage::Opening(attempt, Arc::new(agreement), private_data);
+            let attempt = Box::new(Attempt { phase: Phase::Rtr, ..Attempt::clone(attempt) });
+            inner.stage = Stage::Opening(attempt, Arc::new(agreement), private_data.into());
             true
         })
     }
@@ -195,7 +216,7 @@ impl Endpoint {
         let wanted = self.change(|inner, emitted| match &inner.stage {
             // Responder of the client-server model: established with its Reply, though its sender still
             // waits for the first FPDU (MPA-029).
-            Stage::Opening(_, agreement, _) if agreement.opens_at_once() => {
+            Stage::Opening(_, agreement, _) if agreement.opens_at_once => {
                 inner.establish(emitted);
                 true
             }
@@ -253,7 +274,7 @@ impl Endpoint {
                 agreement: Arc::clone(agreement),
                 private_data: std::mem::take(private_data),
             })),
-            Stage::Failed(error) => Some(Err(error.clone())),
+            Stage::Failed(error) => Some(Err(ConnectError::clone(error))),
             Stage::Released | Stage::Refused => Some(Err(ConnectError::Cancelled)),
             _ => None,
         }
@@ -262,7 +283,7 @@ impl Endpoint {
     /// How the connection ended, if it did.
     pub(crate) fn close_reason(&self) -> Option<CloseReason> {
         self.look(|inner| match &inner.stage {
-            Stage::Closed(_, _, reason) => Some(reason.clone()),
+            Stage::Closed(_, _, reason) => Some(CloseReason::clone(reason)),
             _ => None,
         })
     }
@@ -324,8 +345,7 @@ impl Observer for Endpoint {
     fn closed(&self, cause: &CloseCause, _clean: bool) {
         let reason = CloseReason::from(cause);
         let qp = self.change(|inner, emitted| {
-            if matches!(&inner.stage, Stage::Opening(_, agreement, _) if agreement.opens_at_once())
-            {
+            if matches!(&inner.stage, Stage::Opening(_, agreement, _) if agreement.opens_at_once) {
                 // It all happened before `started` could say so.
                 inner.establish(emitted);
             }
@@ -333,7 +353,7 @@ impl Observer for Endpoint {
                 Stage::Established(agreement, private_data) => {
                     let peer = Some(agreement.peer);
                     let facts = Facts { peer, reason: Some(reason.clone()), ..Facts::default() };
-                    inner.stage = Stage::Closed(agreement, private_data, reason);
+                    inner.stage = Stage::Closed(agreement, private_data, Box::new(reason));
                     inner.emit(EventKind::Disconnected, facts, emitted);
                 }
                 // FC-045: what was never established does not disconnect.
@@ -368,15 +388,15 @@ impl Inner {
         };
         let mut facts = Facts {
             peer: Some(agreement.peer),
-            initiator_depth: narrow(agreement.negotiated.peer_ird),
-            responder_resources: narrow(agreement.negotiated.peer_ord),
+            initiator_depth: narrow(agreement.peer_ird),
+            responder_resources: narrow(agreement.peer_ord),
             ..Facts::default()
         };
         if self.sink.is_some() {
             let told = std::mem::take(&mut private_data);
             // FC-013: the accepting side has had it with the request.
-            if agreement.negotiated.role == Role::Initiator {
-                facts.private_data = told;
+            if agreement.role == Role::Initiator {
+                facts.private_data = told.into();
             }
         }
         self.stage = Stage::Established(agreement, private_data);
@@ -392,7 +412,7 @@ impl Inner {
             ..Facts::default()
         };
         let kind = EventKind::from(&error);
-        self.stage = Stage::Failed(error);
+        self.stage = Stage::Failed(Box::new(error));
         self.task = None;
         self.emit(kind, facts, emitted);
     }

@@ -54,7 +54,7 @@ impl Id {
         let bound = bind_first(&addr.into(), options)?;
         self.endpoint().change(|inner, _| match inner.stage {
             Stage::Idle => {
-                inner.stage = Stage::Bound(bound);
+                inner.stage = Stage::Bound(Box::new(bound));
                 Ok(())
             }
             ref other => Err(other.refuses("bind")),
@@ -92,7 +92,7 @@ impl Id {
                     return Err(error);
                 }
             };
-            let acceptor = Acceptor::start(&endpoint.device, bound, backlog, Box::new(deliver))?;
+            let acceptor = Acceptor::start(&endpoint.device, *bound, backlog, Box::new(deliver))?;
             inner.stage = Stage::Listening(acceptor);
             Ok(())
         })
@@ -210,10 +210,11 @@ impl Endpoint {
             claim(&self.device, qp)?;
             let attempt =
                 Attempt { peer: target.to_string(), since: Instant::now(), phase: Phase::Resolve };
-            let bound = match std::mem::replace(&mut inner.stage, Stage::Connecting(attempt)) {
-                Stage::Bound(bound) => Some(bound),
-                _ => None,
-            };
+            let bound =
+                match std::mem::replace(&mut inner.stage, Stage::Connecting(Box::new(attempt))) {
+                    Stage::Bound(bound) => Some(*bound),
+                    _ => None,
+                };
             inner.qp = Some(Arc::clone(qp));
             let task = initiate::run(Arc::clone(self), Arc::clone(qp), target, bound, plan);
             inner.task = Some(runtime.spawn(task).abort_handle());

@@ -79,10 +79,9 @@ pub(crate) async fn run(
     };
     let Reached { conversation, peer, local, outcome, leftover } = reached;
     match outcome {
-        Outcome::Accepted(mut negotiated) => {
-            let private_data = std::mem::take(&mut negotiated.private_data);
-            let agreement = Agreement { peer, local, negotiated: negotiated.clone() };
-            if !endpoint.open(agreement, private_data) {
+        Outcome::Accepted(negotiated) => {
+            let agreement = Agreement::new(peer, local, &negotiated);
+            if !endpoint.open(agreement, &negotiated.private_data) {
                 return;
             }
             let state = qp.state.get();

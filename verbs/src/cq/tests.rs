@@ -423,7 +423,7 @@ fn who_waits_for_a_place_is_told_of_one() {
             crate::aio::wait(
                 async {
                     loop {
-                        let freed = slots.freed.listen();
+                        let freed = slots.listen();
                         if slots.reserve(1) {
                             return;
                         }

@@ -61,7 +61,7 @@ pub(crate) struct Link {
     closed: bool,
     /// Both directions of TCP are over, which the driver would report again and again.
     hung_up: bool,
-    ended: Option<(CloseCause, bool)>,
+    ended: Option<Box<(CloseCause, bool)>>,
     /// The socket is to be closed by a reset.
     reset: bool,
     /// Events taken from the stream ahead of their turn.
@@ -150,7 +150,7 @@ impl Link {
 
     /// How the connection ended, if it has.
     pub(super) fn take_end(&mut self) -> Option<(CloseCause, bool)> {
-        self.ended.take()
+        self.ended.take().map(|ended| *ended)
     }
 
     /// After a panic: everything the stream has comes back, and the connection is reset.
@@ -373,7 +373,11 @@ impl Link {
                         other @ Wqe::Send(_) => reporter.end(qp, other, outcome, len, out),
                     }
                 }
-                Event::Established => out.established(),
+                Event::Established => {
+                    // Many a connection is set up long before it is used.
+                    self.stream.shrink_to_fit();
+                    out.established();
+                }
                 Event::Terminated { by, terminate, cause } => {
                     let counters = &qp.device.counters;
                     match by {
@@ -393,7 +397,7 @@ impl Link {
                     if let (Some(kind), false) = (verdict, reporter.culprit) {
                         out.raise(kind);
                     }
-                    self.ended = Some((cause, clean));
+                    self.ended = Some(Box::new((cause, clean)));
                 }
             }
         }

@@ -73,14 +73,20 @@ impl fmt::Debug for QpInner {
 }
 
 /// What can be asked about a connection.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Connection {
+#[derive(Debug, Default)]
+struct Connection {
     /// Reads of the peer, and own ones, that may be outstanding.
-    pub(crate) ird: u32,
-    pub(crate) ord: u32,
-    pub(crate) ending: Option<Ending>,
-    /// Of a connection that is over.
-    pub(crate) stats: QpStats,
+    ird: u32,
+    ord: u32,
+    /// Not there while all is well: most connections are idle, and there may be ten thousand.
+    end: Option<Box<End>>,
+}
+
+/// What is known of a connection that is over, or about to be.
+#[derive(Debug, Default)]
+struct End {
+    ending: Option<Ending>,
+    stats: QpStats,
 }
 
 /// The Terminate that ended a connection.
@@ -135,7 +141,10 @@ impl QpInner {
     }
 
     pub(super) fn query(&self) -> QpAttributes {
-        let Connection { ird, ord, .. } = self.connection();
+        let (ird, ord) = {
+            let connection = self.connection.lock();
+            (connection.ird, connection.ord)
+        };
         QpAttributes {
             state: self.state.get(),
             number: self.number,
@@ -224,8 +233,7 @@ impl QpInner {
             self.recv_cq.socket_added(self, &socket);
             *self.observer.lock() = observer;
             let Negotiated { ird, ord, .. } = *negotiated;
-            *self.connection.lock() =
-                Connection { ird, ord, ending: None, stats: QpStats::default() };
+            *self.connection.lock() = Connection { ird, ord, end: None };
             engine.connect(Link::new(socket, stream, leftover, sizes, self.driver()));
         }
         self.device.counters.connections.count();
@@ -372,23 +380,24 @@ impl QpInner {
 
     /// Remembers the Terminate that ends the connection.
     pub(crate) fn remember(&self, ending: Ending) {
-        self.connection.lock().ending = Some(ending);
+        self.connection.lock().end.get_or_insert_default().ending = Some(ending);
     }
 
     /// Keeps what a connection has counted beyond its end.
     pub(crate) fn conclude(&self, stats: QpStats) {
-        self.connection.lock().stats = stats;
+        self.connection.lock().end.get_or_insert_default().stats = stats;
     }
 
     /// Waits for the pass that may be running.
     pub(super) fn stats(&self) -> QpStats {
         let live = self.engine.lock().stats();
-        live.unwrap_or_else(|| self.connection.lock().stats)
+        let over = || self.connection.lock().end.as_ref().map(|end| end.stats);
+        live.or_else(over).unwrap_or_default()
     }
 
-    /// What is known of the present connection, or the last one.
-    pub(crate) fn connection(&self) -> Connection {
-        *self.connection.lock()
+    /// The Terminate that ends the present connection, or ended the last one.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.connection.lock().end.as_ref()?.ending
     }
 }
 

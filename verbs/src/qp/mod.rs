@@ -128,7 +128,7 @@ impl QueuePair {
     /// connection lives.
     #[must_use]
     pub fn ending(&self) -> Option<Ending> {
-        self.inner().connection().ending
+        self.inner().ending()
     }
 
     /// Moves it to a state by hand.

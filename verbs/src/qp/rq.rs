@@ -35,7 +35,13 @@ impl ReceiveQueue {
         receives: impl IntoIterator<Item = RecvWqe>,
         flushing: impl FnOnce() -> bool,
     ) -> bool {
+        let receives = receives.into_iter();
         let mut posted = self.posted.lock();
+        if posted.queue.capacity() == 0 {
+            // As many as there are: most connections of a large server keep one receive posted, and a
+            // ring that grows by itself begins with four.
+            posted.queue.reserve_exact(receives.size_hint().0);
+        }
         posted.queue.extend(receives);
         std::mem::take(&mut posted.wanted) | flushing()
     }

@@ -89,7 +89,7 @@ fn nothing_is_placed_after_deregistration() {
         let a = writer.join().unwrap();
         a.wait_state(QpState::Err);
         // 1/1/00, or 1/1/01 never: the key names nothing any more.
-        let ending = b.qp.0.inner.connection().ending.expect("a Terminate");
+        let ending = b.qp.0.inner.ending().expect("a Terminate");
         assert_eq!(ending.terminate.code.raw(), 0x1100);
     }
 }
@@ -296,7 +296,7 @@ fn an_overrun_moves_the_queue_pairs_to_error() {
         kinds.len() == 2
     });
     assert_eq!(kinds, [AsyncEventKind::CqErr, AsyncEventKind::QpFatal]);
-    let ending = b.qp.0.inner.connection().ending.expect("a Terminate");
+    let ending = b.qp.0.inner.ending().expect("a Terminate");
     assert_eq!(ending.terminate.code.raw(), 0x0207);
 }
 

@@ -127,7 +127,7 @@ fn states_by_hand() {
     b.wait_state(QpState::Err);
     a.wait_state(QpState::Err);
     assert_eq!(ids(&[b.received()]), flushed([1]));
-    let ending = b.qp.0.inner.connection().ending.expect("a Terminate came");
+    let ending = b.qp.0.inner.ending().expect("a Terminate came");
     assert_eq!(ending.terminate.code.raw(), 0);
     assert_eq!(b.device.stats().terminates_received, 1);
     assert_eq!(a.device.stats().terminates_sent, 1);
@@ -283,7 +283,7 @@ fn failures_have_their_statuses_and_codes() {
         a.wait_state(QpState::Err);
         b.wait_state(QpState::Err);
         let codes = [&a, &b].map(|end| {
-            end.qp.0.inner.connection().ending.map(|ending| u32::from(ending.terminate.code.raw()))
+            end.qp.0.inner.ending().map(|ending| u32::from(ending.terminate.code.raw()))
         });
         assert_eq!(codes, [Some(case.code); 2], "{name}");
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::wr::{RecvRequest, SendRequest};
 
 fn code(end: &End) -> Option<u16> {
-    end.qp.0.inner.connection().ending.map(|ending| ending.terminate.code.raw())
+    end.qp.0.inner.ending().map(|ending| ending.terminate.code.raw())
 }
 
 /// FC-030, decision D2: the fifth Send waits for the fifth receive.

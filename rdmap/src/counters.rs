@@ -51,6 +51,7 @@ impl Messages {
         self.0.get(usize::from(opcode.raw())).copied().unwrap_or(0)
     }
 
+    #[inline]
     pub(crate) fn count(&mut self, opcode: Opcode) {
         if let Some(count) = self.0.get_mut(usize::from(opcode.raw())) {
             *count = count.wrapping_add(1);
@@ -59,6 +60,7 @@ impl Messages {
 }
 
 /// Adds to a counter.
+#[inline]
 pub(crate) fn add(counter: &mut u64, amount: usize) {
     *counter = counter.wrapping_add(amount as u64);
 }

@@ -119,7 +119,9 @@ impl Framer {
         fill(ulpdu).map_err(FrameError::Fill)?;
         // MPA-047, and MPA-050: the CRC field is there, and zero, without CRC too.
         let trailer = body.saturating_sub(LENGTH_LEN).saturating_sub(ulpdu_len);
-        rest.iter_mut().take(trailer).for_each(|octet| *octet = 0);
+        if let Some(trailer) = rest.get_mut(..trailer) {
+            zero(trailer);
+        }
         if self.markers {
             layout.insert(wire, body);
         }
@@ -186,6 +188,17 @@ fn ulpdu_length(len: usize) -> Result<[u8; LENGTH_LEN], Error> {
     match u16::try_from(len) {
         Ok(length) if len <= ULPDU_MAX_SENT => Ok(length.to_be_bytes()),
         _ => Err(Error::UlpduTooLong { len, max: ULPDU_MAX_SENT }),
+    }
+}
+
+/// Clears pad and CRC field, which are 4 to 7 octets: in two moves, where the compiler would call a function.
+#[inline]
+fn zero(trailer: &mut [u8]) {
+    if let Some(front) = trailer.first_chunk_mut::<CRC_LEN>() {
+        *front = [0; CRC_LEN];
+    }
+    if let Some(back) = trailer.last_chunk_mut::<CRC_LEN>() {
+        *back = [0; CRC_LEN];
     }
 }
 

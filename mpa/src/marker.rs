@@ -69,7 +69,8 @@ impl Layout {
     /// Markers inside a body of so many octets; one due right behind it is none of them.
     #[inline]
     const fn inside(self, body: usize) -> usize {
-        body.saturating_sub(self.gap).div_ceil(BETWEEN)
+        // Mostly there is none, and then nothing has to be divided.
+        if body <= self.gap { 0 } else { (body - self.gap).div_ceil(BETWEEN) }
     }
 
     /// Octets that a body takes on the wire.

@@ -95,12 +95,16 @@ impl SizePlan {
     /// sender that is told `false` ends the record first; if the FPDU is the first of its record,
     /// it cuts the message some octets earlier. Always true with markers, which those peers
     /// refuse.
+    #[inline]
     #[must_use]
     pub fn keeps_trailer_whole(&self, record: usize, ulpdu_len: usize) -> bool {
-        let crc = record.saturating_add(body_len(ulpdu_len)).saturating_sub(CRC_LEN);
+        let last = record.saturating_add(body_len(ulpdu_len)).saturating_sub(1);
+        // All in the first segment: the usual case, without a division.
+        if self.markers || last < self.emss {
+            return true;
+        }
         let pad = record.saturating_add(LENGTH_LEN).saturating_add(ulpdu_len);
-        let last = crc.saturating_add(CRC_LEN).saturating_sub(1);
-        self.markers || pad.checked_div(self.emss) == last.checked_div(self.emss)
+        pad.checked_div(self.emss) == last.checked_div(self.emss)
     }
 }
 

@@ -75,6 +75,7 @@ impl TxBatch {
     }
 
     /// Drops the content and keeps the room.
+    #[inline]
     pub fn clear(&mut self) {
         self.staged = 0;
         self.chunks.clear();
@@ -113,6 +114,7 @@ impl TxBatch {
     }
 
     /// Room for `octets` more, made if the batch is empty; `None` if they do not fit.
+    #[inline]
     pub(crate) fn room(&mut self, octets: usize) -> Option<&mut [u8]> {
         let end = self.staged.saturating_add(octets);
         if end > self.staging.len() {
@@ -125,6 +127,7 @@ impl TxBatch {
     }
 
     /// The first `octets` of the room are part of the record now.
+    #[inline]
     pub(crate) fn push_staged(&mut self, octets: usize) {
         let end = self.staged.saturating_add(octets).min(self.staging.len());
         let start = std::mem::replace(&mut self.staged, end);

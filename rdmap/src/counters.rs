@@ -80,6 +80,7 @@ impl Messages {
 }
 
 /// Adds to a counter.
+#[inline]
 pub(crate) fn add(counter: &mut u64, amount: usize) {
     *counter = counter.wrapping_add(amount as u64);
 }

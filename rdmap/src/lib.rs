@@ -225,6 +225,7 @@
 )]
 
 mod batch;
+mod clock;
 mod config;
 mod counters;
 mod error;
@@ -241,6 +242,7 @@ mod terminate;
 mod wire;
 
 pub use batch::{Chunk, TxBatch};
+pub use clock::Clock;
 pub use config::StreamConfig;
 pub use counters::{Counters, Messages};
 pub use error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};

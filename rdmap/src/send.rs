@@ -189,6 +189,15 @@ impl<B> Sender<B> {
         self.terminate.is_some()
     }
 
+    /// Whether there is anything to send at all, be it that it has to wait.
+    #[inline]
+    pub(crate) fn may_send(&self) -> bool {
+        self.queue.current().is_some()
+            || !self.responses.is_empty()
+            || self.terminate.is_some()
+            || self.rtr.is_some()
+    }
+
     /// Operations that are not complete, or Read Requests of the peer that are not answered.
     pub(crate) fn has_work(&self) -> bool {
         !self.queue.is_empty() || self.has_responses()

@@ -11,6 +11,7 @@ use std::time::Instant;
 use iwarp_mpa::{Deframer, Framer, Role, SizePlan};
 
 use crate::batch::Chunk;
+use crate::clock::Clock;
 use crate::config::{Limits, StreamConfig};
 use crate::counters::Counters;
 use crate::error::{Error, OperationError};
@@ -136,21 +137,22 @@ impl<B> Stream<B> {
     ///
     /// That may take as long as the peer pleases; [`disconnect`](Self::disconnect) and
     /// [`abort`](Self::abort) cut it short. Does nothing if the stream is closing already.
-    pub fn close(&mut self, now: Instant) {
-        self.step(Trigger::Close, now);
-        self.settle(now);
+    pub fn close(&mut self, mut now: Instant) {
+        self.step(Trigger::Close, &mut now);
+        self.settle(&mut now);
     }
 
     /// Closes at once: the FPDUs that were handed out are finished, all other operations flushed, then
     /// FIN. Not clean if anything was pending.
-    pub fn disconnect(&mut self, now: Instant) {
+    pub fn disconnect(&mut self, mut now: Instant) {
+        self.retire_operations();
         if matches!(self.state, State::FirstWait | State::Full | State::Finishing)
             && (self.has_pending_work() || self.receiver.is_inside_message())
         {
             self.blame_end_on(CloseCause::User);
         }
-        self.step(Trigger::Disconnect, now);
-        self.settle(now);
+        self.step(Trigger::Disconnect, &mut now);
+        self.settle(&mut now);
     }
 
     /// Sends a Terminate without headers, and ends the stream.
@@ -158,10 +160,10 @@ impl<B> Stream<B> {
     /// For users ([`TerminateCode::LOCAL_CATASTROPHIC`]), and for set-up that fails after the MPA frames
     /// were exchanged ([`TerminateCode::SETUP_IRD`] and its neighbours). A responder that has received
     /// nothing yet may not send it, and only closes (MPA-029).
-    pub fn terminate(&mut self, code: TerminateCode, now: Instant) {
+    pub fn terminate(&mut self, code: TerminateCode, mut now: Instant) {
         let error = Error::Requested(code);
-        self.fail_by(Initiator::User, error, None, Blame::Nobody, now);
-        self.settle(now);
+        self.fail_by(Initiator::User, error, None, Blame::Nobody, &mut now);
+        self.settle(&mut now);
     }
 
     /// Resets TCP and flushes everything.
@@ -196,19 +198,23 @@ impl<B> Stream<B> {
     }
 
     /// TCP accepted so many more octets of the batches handed out. Operations complete by this.
-    pub fn handle_transmitted(&mut self, octets: usize, now: Instant) {
+    pub fn handle_transmitted(&mut self, octets: usize, mut now: impl Clock) {
         let position = self.framer.position();
         debug_assert!(
             octets as u64 <= position.saturating_sub(self.transmitted),
             "more octets were accepted than were handed out"
         );
         self.transmitted = self.transmitted.saturating_add(octets as u64).min(position);
-        self.settle(now);
+        self.settle(&mut now);
     }
 
     /// The next event, if there is one.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event<B>> {
-        self.events.pop_front()
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        self.sender.retire(self.transmitted).map(operation_done)
     }
 
     /// What to do with the TCP connection now, if anything. Each answer comes at most once.
@@ -235,6 +241,7 @@ impl<B> Stream<B> {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        let mut clock = now;
         let is_due = |deadline: Option<Instant>| deadline.is_some_and(|at| at <= now);
         if let Some(blocked) = &self.blocked
             && is_due(blocked.deadline)
@@ -242,7 +249,7 @@ impl<B> Stream<B> {
             // Decision D2: the time to hold back is over.
             let culprit = blocked.culprit;
             let error = iwarp_ddp::UntaggedError::NoBuffer;
-            self.fail(error.into(), Some(&culprit), Blame::Nobody, now);
+            self.fail(error.into(), Some(&culprit), Blame::Nobody, &mut clock);
         }
         if let Some(partial) = self.partial
             && is_due(partial.deadline)
@@ -259,7 +266,7 @@ impl<B> Stream<B> {
             self.blame_end_on(CloseCause::GraceExpired);
             self.end(if everything_is_out { Trigger::Grace } else { Trigger::Reset });
         }
-        self.settle(now);
+        self.settle(&mut clock);
     }
 
     /// The buffer of an operation that a [`Chunk::Local`] names.
@@ -306,8 +313,16 @@ impl<B> Stream<B> {
         self.sender.queued()
     }
 
-    /// Whether something is left to do for this side: operations, answers to the peer's Reads, octets
-    /// that TCP has not accepted.
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something to hand out: a quick look, which
+    /// may be wrong in saying so, and never is in denying it.
+    #[inline]
+    #[must_use]
+    pub fn may_transmit(&self) -> bool {
+        self.sender.may_send()
+    }
+
+    /// Whether something is left to do for this side: operations whose event was not polled, answers to the
+    /// peer's Reads, octets that TCP has not accepted.
     #[must_use]
     pub fn has_pending_work(&self) -> bool {
         self.sender.has_work() || self.has_untransmitted()
@@ -317,8 +332,14 @@ impl<B> Stream<B> {
         self.transmitted != self.framer.position()
     }
 
-    fn fail(&mut self, error: Error, culprit: Option<&Culprit>, blame: Blame, now: Instant) {
-        self.fail_by(Initiator::Local, error, culprit, blame, now);
+    fn fail(
+        &mut self,
+        error: Error,
+        culprit: Option<&Culprit>,
+        blame: Blame,
+        clock: &mut dyn Clock,
+    ) {
+        self.fail_by(Initiator::Local, error, culprit, blame, clock);
     }
 
     /// The first error of the stream ends it (RDMAP-065, RDMAP-068, DDP-044) and is reported to the user
@@ -329,19 +350,20 @@ impl<B> Stream<B> {
         error: Error,
         culprit: Option<&Culprit>,
         blame: Blame,
-        now: Instant,
+        clock: &mut dyn Clock,
     ) {
         let terminate = error.terminate(culprit);
         let trigger = if terminate.is_some() { Trigger::Fault } else { Trigger::Silent };
         let Some((_, action)) = next(self.state, trigger) else { return };
         tracing::debug!(%error, ?by, "stream fails");
+        self.retire_operations();
         self.surrender(blame);
         let cause = match by {
             Initiator::User => CloseCause::User,
             Initiator::Local | Initiator::Remote => CloseCause::Error(error.clone()),
         };
         self.blame_end_on(cause);
-        self.step(trigger, now);
+        self.step(trigger, clock);
         // MPA-029: a held sender does not send a Terminate either.
         if action == Action::Terminate
             && !self.sender.is_held()
@@ -353,18 +375,20 @@ impl<B> Stream<B> {
     }
 
     /// The peer's Terminate ends the stream. It is not answered (RDMAP-054).
-    fn terminated(&mut self, terminate: Terminate, now: Instant) {
+    fn terminated(&mut self, terminate: Terminate, clock: &mut dyn Clock) {
         tracing::debug!(code = %terminate.likely_code(), "peer terminates the stream");
+        self.retire_operations();
         self.sender.blame(&terminate);
         self.surrender(Blame::Nobody);
         self.blame_end_on(CloseCause::Terminated(terminate));
-        self.step(Trigger::Silent, now);
+        self.step(Trigger::Silent, clock);
         self.events.push_back(Event::Terminated { by: Initiator::Remote, terminate, cause: None });
     }
 
     /// Everything before the peer's FIN is dealt with.
-    fn peer_closed(&mut self, now: Instant) {
+    fn peer_closed(&mut self, clock: &mut dyn Clock) {
         self.peer = PeerHalf::Closed;
+        self.retire_operations();
         // What needs only the half that is open is still done: queued Sends and Writes go out (FC-029,
         // DDP-043). What needs the other half cannot be done any more: Reads, the rest of a message, and
         // the first FPDU that a held sender waits for; nor is a peer that closed waiting for answers to
@@ -374,11 +398,11 @@ impl<B> Stream<B> {
             || self.receiver.is_inside_message()
             || (self.sender.is_held() && self.sender.has_work());
         if cannot_end {
-            self.fail(OperationError::FinWithWork.into(), None, Blame::Nobody, now);
+            self.fail(OperationError::FinWithWork.into(), None, Blame::Nobody, clock);
         } else if self.has_pending_work() {
-            self.step(Trigger::FinOutput, now);
+            self.step(Trigger::FinOutput, clock);
         } else {
-            self.step(Trigger::FinIdle, now);
+            self.step(Trigger::FinIdle, clock);
         }
     }
 
@@ -416,7 +440,7 @@ impl<B> Stream<B> {
     }
 
     /// Takes one step of the state table and does what it says.
-    fn step(&mut self, trigger: Trigger, now: Instant) {
+    fn step(&mut self, trigger: Trigger, clock: &mut dyn Clock) {
         let Some(action) = self.enter(trigger) else { return };
         match action {
             Action::Continue => {}
@@ -427,7 +451,7 @@ impl<B> Stream<B> {
             Action::Terminate | Action::Stop => {
                 self.surrender(Blame::Nobody);
                 self.sender.stop();
-                self.grace = self.limits.close_grace.after(now);
+                self.grace = self.limits.close_grace.after(clock.now());
             }
             Action::MarkBadClose => self.blame_end_on(CloseCause::LateInput),
             Action::End | Action::Reset => self.finish(action),
@@ -466,13 +490,21 @@ impl<B> Stream<B> {
 
     /// What follows from the present state of things without anybody asking. Called at the end of
     /// whatever may have changed something.
-    fn settle(&mut self, now: Instant) {
+    #[inline]
+    fn settle(&mut self, clock: &mut dyn Clock) {
+        // As long as nothing ends, complete operations stay where they are until somebody asks for events.
+        if !matches!(self.state, State::FirstWait | State::Full) {
+            self.settle_end(clock);
+        }
+    }
+
+    fn settle_end(&mut self, clock: &mut dyn Clock) {
         self.retire_operations();
         if self.state == State::Finishing && !self.has_pending_work() {
             // The answer to an RTR by Read would come too late for a clean close.
             let answer_to_come = self.sender.awaits_rtr() && self.peer == PeerHalf::Open;
             if !answer_to_come {
-                self.step(Trigger::WorkDone, now);
+                self.step(Trigger::WorkDone, clock);
             }
         }
         if !matches!(self.state, State::Closing | State::Terminating) {
@@ -488,10 +520,11 @@ impl<B> Stream<B> {
             self.flush_operations();
         }
         if self.fin != Notice::NotDue && self.peer == PeerHalf::Closed {
-            self.step(Trigger::BothClosed, now);
+            self.step(Trigger::BothClosed, clock);
         }
     }
 
+    /// Makes events of the operations that are complete: what comes next must find none of them.
     fn retire_operations(&mut self) {
         while let Some(done) = self.sender.retire(self.transmitted) {
             self.make_room();

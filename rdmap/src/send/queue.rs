@@ -85,6 +85,7 @@ impl<B> SendQueue<B> {
         self.unanswered
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, operation: Operation<B>) {
         let Operation { kind, len, fence, buffer } = operation;
         let entry = Entry {
@@ -132,6 +133,7 @@ impl<B> SendQueue<B> {
     }
 
     /// The last segment of the present Send or Write went out.
+    #[inline]
     pub(crate) fn sent(&mut self, end: u64, msn: Option<u32>) {
         if let Some(entry) = self.entries.get_mut(self.current) {
             entry.progress = Progress::Sent { end, msn };
@@ -227,16 +229,20 @@ impl<B> SendQueue<B> {
         self.take_front(Outcome::Flushed)
     }
 
+    #[inline]
     fn take_front(&mut self, outcome: Outcome) -> Option<Done<B>> {
-        let entry = self.entries.pop_front()?;
-        self.base = self.base.wrapping_add(1);
-        self.current = self.current.saturating_sub(1);
-        Some(Done {
-            buffer: entry.buffer?,
+        // Out of its place, rather than with all the rest of the entry.
+        let entry = self.entries.front_mut()?;
+        let done = entry.buffer.take().map(|buffer| Done {
+            buffer,
             kind: entry.kind,
             outcome: entry.verdict.unwrap_or(outcome),
             len: entry.len,
-        })
+        });
+        self.entries.pop_front();
+        self.base = self.base.wrapping_add(1);
+        self.current = self.current.saturating_sub(1);
+        done
     }
 }
 

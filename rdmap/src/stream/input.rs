@@ -1,10 +1,9 @@
 //! From the octets of the peer to memory and events.
 
-use std::time::Instant;
-
 use iwarp_mpa::Step;
 
 use super::{Blocked, Partial, PeerHalf, Stream};
+use crate::clock::Clock;
 use crate::counters::add;
 use crate::event::{Event, Input, Need};
 use crate::memory::Memory;
@@ -27,8 +26,9 @@ impl<B> Stream<B> {
         &mut self,
         input: &mut [u8],
         memory: &mut M,
-        now: Instant,
+        mut now: impl Clock,
     ) -> Input {
+        let clock: &mut dyn Clock = &mut now;
         let mut consumed = 0_usize;
         let mut budget = self.limits.input_burst;
         let need = loop {
@@ -36,13 +36,13 @@ impl<B> Stream<B> {
             let left = rest.len();
             if !self.state.receives() {
                 // DDP-006, DDP-059
-                self.discard(left, now);
+                self.discard(left, clock);
                 consumed = input.len();
                 break Need::Nothing;
             }
             let ulpdu = match self.deframer.next(rest) {
                 Ok(Step::Need(octets)) => {
-                    self.wait_for_rest(left, octets, consumed > 0, now);
+                    self.wait_for_rest(left, octets, consumed > 0, clock);
                     break Need::More(octets);
                 }
                 Ok(Step::Ulpdu(ulpdu)) => ulpdu,
@@ -51,7 +51,7 @@ impl<B> Stream<B> {
                         add(&mut self.counters.crc_errors, 1);
                     }
                     // MPA-058, MPA-081, MPA-083, MPA-084
-                    self.fail(error.into(), None, Blame::Nobody, now);
+                    self.fail(error.into(), None, Blame::Nobody, clock);
                     continue;
                 }
             };
@@ -61,13 +61,13 @@ impl<B> Stream<B> {
             budget = budget.saturating_sub(1);
             if self.sender.is_held() {
                 // Decision D1: valid for MPA is enough.
-                self.step(Trigger::FirstFpdu, now);
+                self.step(Trigger::FirstFpdu, clock);
             }
             match self.receiver.accept(ulpdu, memory, self.transmitted) {
                 Ok(Accepted::Blocked) => {
                     if self.blocked.is_none() {
                         add(&mut self.counters.held_back, 1);
-                        let deadline = self.limits.hold_back.after(now);
+                        let deadline = self.limits.hold_back.after(clock.now());
                         let culprit = Culprit::of_ulpdu(ulpdu);
                         self.blocked = Some(Box::new(Blocked { deadline, culprit }));
                     }
@@ -75,12 +75,12 @@ impl<B> Stream<B> {
                 }
                 Ok(accepted) => {
                     consumed = consumed.saturating_add(self.consume());
-                    self.apply(accepted, now);
+                    self.apply(accepted, clock);
                 }
                 Err(refused) => {
                     consumed = consumed.saturating_add(self.consume());
                     let culprit = Some(&refused.culprit);
-                    self.fail(refused.error, culprit, refused.blame, now);
+                    self.fail(refused.error, culprit, refused.blame, clock);
                 }
             }
         };
@@ -88,9 +88,9 @@ impl<B> Stream<B> {
         if !self.drained {
             self.partial = None;
         } else if self.peer == PeerHalf::FinRead {
-            self.end_of_input(input.len().saturating_sub(consumed), now);
+            self.end_of_input(input.len().saturating_sub(consumed), clock);
         }
-        self.settle(now);
+        self.settle(clock);
         Input { consumed, need }
     }
 
@@ -99,7 +99,8 @@ impl<B> Stream<B> {
     ///
     /// To be called once. While a Send is held back, or the budget of a call was spent, FIN is only noted:
     /// it takes effect when the octets before it have been dealt with.
-    pub fn handle_eof(&mut self, unread: usize, now: Instant) {
+    pub fn handle_eof(&mut self, unread: usize, mut now: impl Clock) {
+        let clock: &mut dyn Clock = &mut now;
         if self.peer != PeerHalf::Open || self.state == State::Closed {
             return;
         }
@@ -107,17 +108,17 @@ impl<B> Stream<B> {
         // MPA-087, DDP-007
         self.events.push_back(Event::PeerClosed);
         if self.state.receives() && self.drained {
-            self.end_of_input(unread, now);
+            self.end_of_input(unread, clock);
         }
-        self.settle(now);
+        self.settle(clock);
     }
 
-    fn end_of_input(&mut self, unread: usize, now: Instant) {
+    fn end_of_input(&mut self, unread: usize, clock: &mut dyn Clock) {
         self.partial = None;
         match self.deframer.handle_eof(unread) {
-            Ok(()) => self.peer_closed(now),
+            Ok(()) => self.peer_closed(clock),
             // MPA-088: inside an FPDU.
-            Err(error) => self.fail(error.into(), None, Blame::Nobody, now),
+            Err(error) => self.fail(error.into(), None, Blame::Nobody, clock),
         }
     }
 
@@ -129,12 +130,14 @@ impl<B> Stream<B> {
         octets
     }
 
-    fn apply(&mut self, accepted: Accepted<B>, now: Instant) {
+    fn apply(&mut self, accepted: Accepted<B>, clock: &mut dyn Clock) {
         match accepted {
             Accepted::Segment | Accepted::Blocked => {}
             Accepted::Message(opcode) => self.counters.messages_in.count(opcode),
             Accepted::Received { opcode, buffer, len, invalidated } => {
                 self.counters.messages_in.count(opcode);
+                // Events stay in the order in which things happened.
+                self.retire_operations();
                 self.make_room();
                 self.events.push_back(Event::ReceiveDone {
                     buffer,
@@ -155,27 +158,33 @@ impl<B> Stream<B> {
             }
             Accepted::Terminate(terminate) => {
                 self.counters.messages_in.count(Opcode::Terminate);
-                self.terminated(terminate, now);
+                self.terminated(terminate, clock);
             }
         }
     }
 
     /// Input that nobody looks at any more.
-    fn discard(&mut self, octets: usize, now: Instant) {
+    fn discard(&mut self, octets: usize, clock: &mut dyn Clock) {
         if octets > 0 {
             add(&mut self.counters.octets_discarded, octets);
-            self.step(Trigger::LateInput, now);
+            self.step(Trigger::LateInput, clock);
         }
     }
 
     /// An incomplete FPDU may take its time, counted from its first octet.
-    fn wait_for_rest(&mut self, left: usize, needed: usize, is_another: bool, now: Instant) {
+    fn wait_for_rest(
+        &mut self,
+        left: usize,
+        needed: usize,
+        is_another: bool,
+        clock: &mut dyn Clock,
+    ) {
         let missing = needed.saturating_sub(left);
         self.partial = match self.partial {
             _ if left == 0 => None,
             Some(Partial { deadline, .. }) if !is_another => Some(Partial { deadline, missing }),
             _ => {
-                let deadline = self.limits.partial_fpdu.after(now);
+                let deadline = self.limits.partial_fpdu.after(clock.now());
                 Some(Partial { deadline, missing })
             }
         };

@@ -1,12 +1,11 @@
 //! From operations and Read Responses to octets for TCP.
 
-use std::time::Instant;
-
 use iwarp_ddp::{Cut, LocalFault, Refusal, Segmenter, TaggedHeader, UntaggedHeader};
 use iwarp_mpa::{FrameError, Framer, SizePlan};
 
 use super::Stream;
 use crate::batch::{Chunk, TxBatch};
+use crate::clock::Clock;
 use crate::counters::add;
 use crate::error::{Error, LocalError, ProtectionError};
 use crate::memory::Memory;
@@ -34,8 +33,9 @@ impl<B> Stream<B> {
         &mut self,
         memory: &mut M,
         out: &mut TxBatch,
-        now: Instant,
+        mut now: impl Clock,
     ) -> bool {
+        let clock: &mut dyn Clock = &mut now;
         out.clear();
         if self.state == State::Closed {
             return false;
@@ -46,7 +46,7 @@ impl<B> Stream<B> {
                 Ok(Some(draft)) => draft,
                 Ok(None) => break,
                 Err(error) => {
-                    self.own_failed(error, now);
+                    self.own_failed(error, clock);
                     continue;
                 }
             };
@@ -62,16 +62,16 @@ impl<B> Stream<B> {
                 }
                 Err(Fault::NoRoom) => break,
                 // RDMAP-070: a Terminate goes out instead of the message.
-                Err(Fault::Local(fault)) => self.own_failed(LocalError::Source(fault), now),
+                Err(Fault::Local(fault)) => self.own_failed(LocalError::Source(fault), clock),
                 Err(Fault::Remote(refusal)) => {
                     let culprit = self.sender.response_failed();
                     let error = ProtectionError::from(refusal).into();
-                    self.fail(error, culprit.as_ref(), Blame::Nobody, now);
+                    self.fail(error, culprit.as_ref(), Blame::Nobody, clock);
                 }
                 Err(Fault::Mpa(error)) => {
                     // A Terminate that cannot be framed is the last thing that is tried.
                     let is_last_word = self.sender.has_terminate();
-                    self.fail(Error::Mpa(error), None, Blame::Nobody, now);
+                    self.fail(Error::Mpa(error), None, Blame::Nobody, clock);
                     if is_last_word {
                         break;
                     }
@@ -81,9 +81,9 @@ impl<B> Stream<B> {
         !out.is_empty()
     }
 
-    fn own_failed(&mut self, error: LocalError, now: Instant) {
+    fn own_failed(&mut self, error: LocalError, clock: &mut dyn Clock) {
         self.sender.own_failed(error);
-        self.fail(error.into(), None, Blame::Nobody, now);
+        self.fail(error.into(), None, Blame::Nobody, clock);
     }
 
     /// Builds one segment, frames it into `out`, and lets both halves know. Gives its length on the wire.

@@ -152,21 +152,23 @@ impl Members {
             }
         }
         let first = self.turn.load(Ordering::Relaxed);
-        for step in 0.. {
-            let turn = first.wrapping_add(step);
-            let qp = {
+        for step in 0..ACTIVE_MAX {
+            let turn = first.wrapping_add(step as u32);
+            let (qp, count) = {
                 let active = self.active.lock();
-                if step as usize >= active.len() {
+                let place = if active.len() > 1 { turn as usize % active.len() } else { 0 };
+                (active.get(place).and_then(|active| active.qp.upgrade()), active.len())
+            };
+            if let Some(qp) = qp {
+                self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
+                if qp.drive_for_poll().found_work && crowded {
+                    self.offer(&qp);
+                }
+                if done() {
                     return;
                 }
-                active.get(turn as usize % active.len()).and_then(|active| active.qp.upgrade())
-            };
-            let Some(qp) = qp else { continue };
-            self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
-            if qp.drive_for_poll().found_work && crowded {
-                self.offer(&qp);
             }
-            if done() {
+            if step + 1 >= count {
                 return;
             }
         }

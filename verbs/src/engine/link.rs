@@ -1,6 +1,7 @@
 //! A live connection: its socket, its protocol stream, and one pass over both.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use iwarp_mpa::{FpduLimit, SizePlan, mulpdu};
 use iwarp_rdmap::{
-    CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, TerminateCode,
+    Clock, CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, TerminateCode,
 };
 
 use super::asked::Asked;
@@ -17,7 +18,7 @@ use super::memory::{QpMemory, Recent};
 use super::outbox::Outbox;
 use super::report::{Received as Message, Reporter};
 use super::rx::{Received, Rx};
-use super::scratch::Scratch;
+use super::scratch::{RX_LEN, Scratch};
 use super::tx::{Sent, Tx};
 use super::verdict::{self, Verdict};
 use super::{Caller, Progress};
@@ -106,11 +107,10 @@ impl Sizes {
 
 /// The time, read once a pass, and only if somebody asks.
 #[derive(Default)]
-pub(super) struct Clock(Option<Instant>);
+pub(super) struct PassClock(Option<Instant>);
 
-impl Clock {
-    #[inline]
-    pub(super) fn now(&mut self) -> Instant {
+impl Clock for PassClock {
+    fn now(&mut self) -> Instant {
         *self.0.get_or_insert_with(Instant::now)
     }
 }
@@ -201,23 +201,33 @@ impl Link {
         out: &mut Outbox,
     ) -> Progress {
         let driver = qp.driver();
-        let mut clock = Clock::default();
-        let mut recent = std::mem::take(&mut self.recent);
-        let mut mem = QpMemory::new(qp, &mut recent, self.closed);
         let mut progress = Progress::default();
-        if !asked.is_empty() {
-            self.obey(qp, asked, &mut clock, incoming);
-        }
-        let input = Asked::INPUT | Asked::SOCKET | Asked::RECEIVE | Asked::TIMER;
-        let mut receives = who != Caller::Post || asked.intersects(input) || self.tx.lost.is_some();
-        // A poster does not try a full socket again: the driver, or a poll, will.
-        let mut sends = !(self.tx.blocked && who == Caller::Post && !asked.contains(Asked::SOCKET));
         Scratch::with(|scratch| {
+            let mut first = None;
+            if who == Caller::Poll && asked.is_empty() && !qp.sq.any() && self.only_waits(driver) {
+                // The usual poll finds nothing: that much, and no more, is its cost.
+                match self.socket.recv(&mut scratch.rx) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                    received => first = Some(received),
+                }
+            }
+            let mut clock = PassClock::default();
+            let mut recent = std::mem::take(&mut self.recent);
+            let mut mem = QpMemory::new(qp, &mut recent, self.closed);
+            if !asked.is_empty() {
+                self.obey(qp, asked, &mut clock, incoming);
+            }
+            let input = Asked::INPUT | Asked::SOCKET | Asked::RECEIVE | Asked::TIMER;
+            let mut receives =
+                who != Caller::Post || asked.intersects(input) || self.tx.lost.is_some();
+            // A poster does not try a full socket again: the driver, or a poll, will.
+            let mut sends =
+                !(self.tx.blocked && who == Caller::Post && !asked.contains(Asked::SOCKET));
             loop {
                 let mut moved = self.submit(qp, posted.take(), incoming);
                 if receives {
                     receives = false;
-                    match self.receive(&mut mem, scratch, &mut clock, driver) {
+                    match self.receive(&mut mem, scratch, &mut clock, driver, first.take()) {
                         Received::Drained { moved: some } => moved |= some,
                         Received::More => {
                             moved = true;
@@ -226,7 +236,7 @@ impl Link {
                     }
                 }
                 self.quiet &= !moved && asked.is_empty();
-                if sends && !self.quiet {
+                if sends && self.has_output() {
                     match self.transmit(&mut mem, scratch, &mut clock, driver, who) {
                         Sent::Done { moved: some } => moved |= some,
                         Sent::More => {
@@ -249,8 +259,9 @@ impl Link {
                     break;
                 }
             }
+            drop(mem);
+            self.recent = recent;
         });
-        self.recent = recent;
         if !progress.found_work && asked.is_empty() && who == Caller::Poll {
             // Nothing has changed, so there is nothing to follow it.
             return progress;
@@ -265,13 +276,30 @@ impl Link {
         progress
     }
 
+    /// Whether there is anything to give to TCP, as far as is known.
+    #[inline]
+    fn has_output(&self) -> bool {
+        !self.quiet && (self.tx.has_unsent() || self.stream.may_transmit())
+    }
+
+    /// Whether nothing can happen before the peer sends something, and a look at the socket may use the
+    /// whole buffer.
+    #[inline]
+    fn only_waits(&self, driver: &Driver) -> bool {
+        !self.has_output()
+            && self.rx.is_idle()
+            && self.tx.lost.is_none()
+            && !self.stream.is_blocked()
+            && driver.budget().has_room(RX_LEN)
+    }
+
     /// Carries out what was asked for.
     #[inline(never)]
     fn obey(
         &mut self,
         qp: &QpInner,
         asked: Asked,
-        clock: &mut Clock,
+        clock: &mut PassClock,
         incoming: &mut VecDeque<Operation<Wqe>>,
     ) {
         if asked.contains(Asked::SOCKET) {

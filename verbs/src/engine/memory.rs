@@ -189,12 +189,22 @@ pub(super) fn raw(
 
 /// Cuts `len` octets from `offset` on into pieces that lie in one element each, in order. The
 /// function gets each piece, and where in the `len` octets it belongs.
+#[inline]
 pub(super) fn walk<'a>(
     payload: &'a Payload,
     offset: u64,
     len: usize,
     mut each: impl FnMut(Piece<'a>, usize, usize) -> Result<(), LocalFault>,
 ) -> Result<(), LocalFault> {
+    // Mostly there is one element, and the range lies in it.
+    if let Payload::Slices(slices) = payload
+        && let [slice] = &slices[..]
+        && let Some(room) = (slice.len() as u64).checked_sub(offset)
+        && len as u64 <= room
+    {
+        let offset = slice.offset() + usize::try_from(offset).map_err(|_| LocalFault::Length)?;
+        return each(Piece::Region { region: slice.region().region(), offset }, 0, len);
+    }
     let mut cut = Cut { skip: offset, wanted: len, done: 0 };
     match payload {
         Payload::Inline(octets) => {

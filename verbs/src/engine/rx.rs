@@ -5,7 +5,7 @@ use std::io;
 use iwarp_rdmap::{LostCause, Need};
 
 use super::driver::Driver;
-use super::link::{Clock, Link};
+use super::link::{Link, PassClock};
 use super::memory::QpMemory;
 use super::scratch::{RX_LEN, Scratch};
 
@@ -48,6 +48,12 @@ impl Rx {
         Self { pending: !leftover.is_empty(), held: leftover, charged, ..Self::default() }
     }
 
+    /// Nothing is held, and more may come.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.held.is_empty() && !self.ended
+    }
+
     /// Gives back what the budget was charged.
     pub(super) fn release(&mut self, driver: &Driver) {
         self.held = Vec::new();
@@ -78,23 +84,27 @@ impl Rx {
 }
 
 impl Link {
-    /// Reads until the socket is empty, the stream wants a receive, or the budget is spent.
+    /// Reads until the socket is empty, the stream wants a receive, or the budget is spent. `first` is the
+    /// result of the first read, into the thread's whole buffer, if that has been made.
     pub(super) fn receive(
         &mut self,
         mem: &mut QpMemory<'_>,
         scratch: &mut Scratch,
-        clock: &mut Clock,
+        clock: &mut PassClock,
         driver: &Driver,
+        mut first: Option<io::Result<usize>>,
     ) -> Received {
         if self.rx.ended {
             return Received::Drained { moved: false };
         }
         let buffer = &mut scratch.rx;
         let mut len = self.rx.held.len();
-        if buffer.len() <= len {
-            buffer.resize(len * 2, 0);
+        if len > 0 {
+            if buffer.len() <= len {
+                buffer.resize(len * 2, 0);
+            }
+            buffer[..len].copy_from_slice(&self.rx.held);
         }
-        buffer[..len].copy_from_slice(&self.rx.held);
         let mut need = self.rx.need;
         let mut moved = false;
         let mut taken = 0;
@@ -105,13 +115,17 @@ impl Link {
             if read {
                 // Over budget, FPDU by FPDU: nothing but the next one can stay over. What a stream that
                 // is over discards does not stay.
-                let frugal = !driver.budget().has_room(RX_LEN) && self.stream.state().receives();
+                let frugal = first.is_none()
+                    && !driver.budget().has_room(RX_LEN)
+                    && self.stream.state().receives();
                 let limit = if frugal {
                     need.max(len + LENGTH_FIELD).min(buffer.len())
                 } else {
                     buffer.len()
                 };
-                match self.socket.recv(&mut buffer[len..limit]) {
+                let received =
+                    first.take().unwrap_or_else(|| self.socket.recv(&mut buffer[len..limit]));
+                match received {
                     Ok(0) => {
                         self.peer_is_silent(len, clock);
                         len = 0;
@@ -142,7 +156,7 @@ impl Link {
             read = true;
             let mut at = 0;
             let waits = loop {
-                let input = self.stream.handle_input(&mut buffer[at..len], mem, clock.now());
+                let input = self.stream.handle_input(&mut buffer[at..len], mem, &mut *clock);
                 at += input.consumed;
                 moved |= input.consumed > 0;
                 match input.need {
@@ -184,12 +198,12 @@ impl Link {
     }
 
     /// The peer's direction is over: FIN, or the end of what was there before TCP was lost.
-    fn peer_is_silent(&mut self, unread: usize, clock: &mut Clock) {
+    fn peer_is_silent(&mut self, unread: usize, clock: &mut PassClock) {
         if let Some(cause) = self.tx.lost {
             self.lost(cause);
         } else {
             self.rx.ended = true;
-            self.stream.handle_eof(unread, clock.now());
+            self.stream.handle_eof(unread, &mut *clock);
         }
     }
 

@@ -23,9 +23,9 @@ thread_local! {
 pub(super) struct Scratch {
     pub(super) rx: Vec<u8>,
     /// Absent while a connection holds it with unsent octets.
-    pub(super) tx: Option<TxBatch>,
+    pub(super) tx: Option<Box<TxBatch>>,
     /// For a device over its budget. As long as the longest FPDU that was built in it.
-    lean: Option<TxBatch>,
+    lean: Option<Box<TxBatch>>,
 }
 
 impl Scratch {
@@ -47,16 +47,16 @@ impl Scratch {
 
     /// An empty batch. A lean one has room for a single FPDU, or for several that are together no longer
     /// than the longest.
-    pub(super) fn take_tx(&mut self, lean: bool) -> TxBatch {
+    pub(super) fn take_tx(&mut self, lean: bool) -> Box<TxBatch> {
         if lean {
             // It grows with the first FPDU, and is full then.
-            return self.lean.take().unwrap_or_else(|| TxBatch::with_capacity(0));
+            return self.lean.take().unwrap_or_else(|| Box::new(TxBatch::with_capacity(0)));
         }
-        self.tx.take().unwrap_or_else(|| TxBatch::with_capacity(TX_LEN))
+        self.tx.take().unwrap_or_else(|| Box::new(TxBatch::with_capacity(TX_LEN)))
     }
 
     /// Keeps a batch for the next time, whatever is in it.
-    pub(super) fn give_tx(&mut self, mut batch: TxBatch, lean: bool) {
+    pub(super) fn give_tx(&mut self, mut batch: Box<TxBatch>, lean: bool) {
         batch.clear();
         let place = if lean { &mut self.lean } else { &mut self.tx };
         place.get_or_insert(batch);

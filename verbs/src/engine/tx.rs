@@ -4,14 +4,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use iwarp_rdmap::{Chunk, LostCause, State, TxBatch};
+use iwarp_rdmap::{Chunk, LostCause, TxBatch};
 use smallvec::SmallVec;
 
 use iwarp_ddp::Source as _;
 
 use super::Caller;
 use super::driver::Driver;
-use super::link::{Clock, Link};
+use super::link::{Link, PassClock};
 use super::memory::{Piece, QpMemory, raw, walk};
 use super::rx::lost_cause;
 use super::scratch::{Scratch, TX_LEN};
@@ -46,7 +46,7 @@ enum Unsent {
     #[default]
     Nothing,
     /// A batch, and how much of it was sent.
-    Batch(TxBatch, usize),
+    Batch(Box<TxBatch>, usize),
     /// The staged rest of one, and how much of it was sent.
     Octets(Vec<u8>, usize),
 }
@@ -70,6 +70,12 @@ enum Attempt {
 }
 
 impl Tx {
+    /// Whether TCP has not taken all that the stream handed out.
+    #[inline]
+    pub(super) fn has_unsent(&self) -> bool {
+        !matches!(self.unsent, Unsent::Nothing)
+    }
+
     /// Gives back what the budget was charged.
     pub(super) fn release(&mut self, driver: &Driver) {
         self.unsent = Unsent::Nothing;
@@ -97,7 +103,7 @@ impl Link {
         &mut self,
         mem: &mut QpMemory<'_>,
         scratch: &mut Scratch,
-        clock: &mut Clock,
+        clock: &mut PassClock,
         driver: &Driver,
         who: Caller,
     ) -> Sent {
@@ -122,7 +128,7 @@ impl Link {
                         Attempt::Sent(sent) => {
                             at += sent;
                             moved = true;
-                            self.stream.handle_transmitted(sent, clock.now());
+                            self.stream.handle_transmitted(sent, &mut *clock);
                             if at == octets.len() {
                                 break true;
                             }
@@ -147,9 +153,9 @@ impl Link {
                     break Sent::More;
                 }
                 // After what was posted alone, there is nothing to ask for.
-                let idle =
-                    moved && self.stream.state() == State::Full && !self.stream.has_pending_work();
-                if idle || !self.stream.poll_transmit(mem, &mut batch, clock.now()) {
+                if !self.stream.may_transmit()
+                    || !self.stream.poll_transmit(mem, &mut batch, &mut *clock)
+                {
                     break Sent::Done { moved };
                 }
                 self.batches = self.batches.wrapping_add(1);
@@ -159,7 +165,7 @@ impl Link {
                     at += sent;
                     taken += sent;
                     moved = true;
-                    self.stream.handle_transmitted(sent, clock.now());
+                    self.stream.handle_transmitted(sent, &mut *clock);
                 }
                 other => {
                     self.stopped(other);

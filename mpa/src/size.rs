@@ -63,6 +63,9 @@ pub struct SizePlan {
     /// An FPDU of that size does not fill whole segments: the record is to end behind it
     /// (`MSG_EOR` where there is such a thing), or the next one would start inside a segment.
     pub ends_record: bool,
+    /// FPDUs lie in segments wherever they come to lie, and a record is as long as it gets. See
+    /// [`sharing_segments`](Self::sharing_segments).
+    pub shares_segments: bool,
     emss: usize,
     markers: bool,
 }
@@ -85,7 +88,18 @@ impl SizePlan {
         let mulpdu = ulpdu_within(room, markers);
         // With markers the length depends on the place in the stream.
         let fills = body_len(mulpdu).checked_rem(emss) == Some(0);
-        Self { mulpdu, ends_record: markers || !fills, emss, markers }
+        Self { mulpdu, ends_record: markers || !fills, shares_segments: false, emss, markers }
+    }
+
+    /// The same FPDUs, with no regard to where segments begin: for segments that hold several, where
+    /// ending one behind each FPDU costs more than alignment is worth.
+    ///
+    /// Nothing changes with markers, which are in use because the peer looks for the beginning of an FPDU.
+    #[must_use]
+    pub const fn sharing_segments(mut self) -> Self {
+        self.shares_segments = !self.markers;
+        self.ends_record = self.markers;
+        self
     }
 
     /// Whether pad and CRC of an FPDU would arrive in one TCP segment, if the record starts at a
@@ -142,6 +156,19 @@ mod tests {
         let least = SizePlan::new(68, FpduLimit::Emss, false);
         assert_eq!((least.mulpdu, least.ends_record), (128, false));
         assert!(SizePlan::new(0, FpduLimit::Emss, false).mulpdu == 128);
+    }
+
+    #[test]
+    fn shared_segments_have_no_alignment_to_keep() {
+        let plan = SizePlan::new(65_483, FpduLimit::default(), false);
+        assert!(plan.ends_record && !plan.shares_segments);
+        let shared = plan.sharing_segments();
+        assert!(!shared.ends_record && shared.shares_segments);
+        assert_eq!(shared.mulpdu, plan.mulpdu);
+        // But a trailer in two pieces is worse than a record that ends.
+        assert!(!shared.keeps_trailer_whole(65_352, 128));
+        let marked = SizePlan::new(65_483, FpduLimit::default(), true);
+        assert_eq!(marked.sharing_segments(), marked);
     }
 
     #[test]

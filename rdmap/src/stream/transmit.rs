@@ -217,7 +217,7 @@ fn fill<B, M: Memory<B>>(
 /// off its boundary. Behind a smaller one the record goes on only as long as all that follows is together
 /// no larger than one full-size FPDU: with FPDUs of one segment ([`FpduLimit::Emss`](iwarp_mpa::FpduLimit))
 /// several small ones share that segment and none is cut (MPA-072, MPA-073); with larger FPDUs, which lie
-/// across segments anyway, small ones may too.
+/// across segments anyway, small ones may too. Where FPDUs share segments by plan, none of this counts.
 #[derive(Debug, Default)]
 struct Record {
     len: usize,
@@ -240,7 +240,8 @@ impl Record {
         let ulpdu_len = |payload: u32| header_len.saturating_add(payload as usize);
         let wire_len = framer.framed_len(ulpdu_len(cut.len));
         let most = framer.framed_len(size.mulpdu);
-        if self.loose > 0 && self.loose.saturating_add(wire_len) > most {
+        let aligned = !size.shares_segments;
+        if aligned && self.loose > 0 && self.loose.saturating_add(wire_len) > most {
             return None;
         }
         if !crc || size.keeps_trailer_whole(self.len, ulpdu_len(cut.len)) {

@@ -40,6 +40,13 @@ impl Budget {
         self.used.load(Ordering::Relaxed).saturating_add(octets) <= self.limit
     }
 
+    /// Whether so many octets more leave half of the limit free: enough for a connection to hold more than
+    /// it has to, for speed.
+    #[inline]
+    pub(super) fn has_plenty(&self, octets: usize) -> bool {
+        self.used.load(Ordering::Relaxed).saturating_add(octets) <= self.limit / 2
+    }
+
     /// Octets held now.
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
@@ -64,6 +71,7 @@ mod tests {
     fn room_is_what_is_left_of_the_limit() {
         let budget = Budget::new(100);
         assert!(budget.has_room(100) && !budget.has_room(101));
+        assert!(budget.has_plenty(50) && !budget.has_plenty(51));
         budget.change(0, 60);
         assert!(budget.has_room(40) && !budget.has_room(41));
         budget.change(0, 60);

@@ -89,19 +89,21 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// How messages are cut. Where segments are larger than the connection's limit, inside of a host, FPDUs
-    /// keep to the limit and share segments: ending a segment behind each would cost a system call for
-    /// each, and octets that are summed and copied in small pieces stay in the nearest cache.
+    /// share segments: ending a segment behind each would cost a system call for each. The default limit
+    /// gives way to the segment there, and any other is kept.
     pub(crate) fn plan(&self) -> SizePlan {
         let Self { limit, emss, markers } = *self;
-        let mut plan = SizePlan::new(emss, limit, markers);
-        if let FpduLimit::Octets(octets) = limit
-            && emss > octets
-            && !markers
-        {
-            plan.mulpdu = mulpdu(octets, false);
-            plan.ends_record = false;
+        let plan = SizePlan::new(emss, limit, markers);
+        match limit {
+            FpduLimit::Octets(octets) if emss > octets && !markers => {
+                let mut plan = plan.sharing_segments();
+                if limit != FpduLimit::default() {
+                    plan.mulpdu = mulpdu(octets, false);
+                }
+                plan
+            }
+            _ => plan,
         }
-        plan
     }
 }
 

@@ -1,6 +1,7 @@
 //! Receiving: from the socket through the thread's buffer into the stream.
 
 use std::io;
+use std::ops::Range;
 
 use iwarp_rdmap::{LostCause, Need};
 
@@ -15,12 +16,18 @@ const BUDGET: usize = 1 << 20;
 /// Octets that tell the length of an FPDU, unless a marker comes first.
 const LENGTH_FIELD: usize = 2;
 
+/// A pass that has taken so many octets leaves its buffer with the connection, if part of an FPDU is in
+/// it: more is to be expected at once, and would be copied to and fro.
+const BUSY: usize = 64 * 1024;
+
 /// What a connection keeps of its input between passes.
 #[derive(Debug, Default)]
 pub(super) struct Rx {
     /// Octets read and not consumed: part of an FPDU, or FPDUs that wait for a receive. Empty, and
     /// without memory, while the connection is idle.
     held: Vec<u8>,
+    /// Where they are in it. A whole buffer of the thread, left here by a busy pass, has others around them.
+    at: Range<usize>,
     /// Octets that the stream wants to see at once.
     need: usize,
     /// What the budget was charged.
@@ -45,7 +52,8 @@ impl Rx {
     pub(super) fn with_leftover(leftover: Vec<u8>, driver: &Driver) -> Self {
         let charged = leftover.capacity();
         driver.charge(0, charged);
-        Self { pending: !leftover.is_empty(), held: leftover, charged, ..Self::default() }
+        let at = 0..leftover.len();
+        Self { pending: !at.is_empty(), held: leftover, at, charged, ..Self::default() }
     }
 
     /// Nothing is held, and more may come.
@@ -57,11 +65,42 @@ impl Rx {
     /// Gives back what the budget was charged.
     pub(super) fn release(&mut self, driver: &Driver) {
         self.held = Vec::new();
+        self.at = 0..0;
         driver.charge(std::mem::take(&mut self.charged), 0);
     }
 
-    /// Keeps what was not consumed, in memory just large enough for what the stream waits for.
-    fn keep(&mut self, rest: &[u8], need: usize, driver: &Driver) {
+    /// Has what is held in the buffer of the thread. Gives where.
+    fn bring(&mut self, scratch: &mut Scratch) -> Range<usize> {
+        let at = self.at.clone();
+        if self.held.len() == RX_LEN {
+            scratch.take_back_rx(std::mem::take(&mut self.held));
+            return at;
+        }
+        if scratch.rx.len() <= at.len() {
+            scratch.rx.resize(at.len() * 2, 0);
+        }
+        scratch.rx[..at.len()].copy_from_slice(&self.held[at.clone()]);
+        0..at.len()
+    }
+
+    /// Nothing has changed since [`bring`](Self::bring).
+    fn put_back(&mut self, scratch: &mut Scratch) {
+        // A copy is still here.
+        if !self.at.is_empty() && self.held.is_empty() {
+            self.held = scratch.leave_rx();
+        }
+    }
+
+    /// Keeps what was not consumed, in the buffer where it is after a busy pass, or else in memory just
+    /// large enough for what the stream waits for.
+    fn keep(
+        &mut self,
+        scratch: &mut Scratch,
+        rest: Range<usize>,
+        need: usize,
+        busy: bool,
+        driver: &Driver,
+    ) {
         self.need = need;
         if rest.is_empty() {
             if self.charged > 0 {
@@ -69,15 +108,21 @@ impl Rx {
             }
             return;
         }
-        // Over budget, what has not come is not charged.
-        let wanted =
-            if driver.budget().has_room(RX_LEN) { rest.len().max(need) } else { rest.len() };
-        if self.held.capacity() < wanted || self.held.capacity() / 2 > wanted {
-            self.held = Vec::with_capacity(wanted);
+        if busy && scratch.rx.len() == RX_LEN && driver.budget().has_plenty(RX_LEN) {
+            self.held = scratch.leave_rx();
+            self.at = rest;
         } else {
-            self.held.clear();
+            // Over budget, what has not come is not charged.
+            let room = driver.budget().has_room(RX_LEN);
+            let wanted = if room { rest.len().max(need) } else { rest.len() };
+            if self.held.capacity() < wanted || self.held.capacity() / 2 > wanted {
+                self.held = Vec::with_capacity(wanted);
+            } else {
+                self.held.clear();
+            }
+            self.at = 0..rest.len();
+            self.held.extend_from_slice(&scratch.rx[rest]);
         }
-        self.held.extend_from_slice(rest);
         let charged = self.held.capacity();
         driver.charge(std::mem::replace(&mut self.charged, charged), charged);
     }
@@ -97,67 +142,69 @@ impl Link {
         if self.rx.ended {
             return Received::Drained { moved: false };
         }
+        let Range { mut start, mut end } = self.rx.bring(scratch);
         let buffer = &mut scratch.rx;
-        let mut len = self.rx.held.len();
-        if len > 0 {
-            if buffer.len() <= len {
-                buffer.resize(len * 2, 0);
-            }
-            buffer[..len].copy_from_slice(&self.rx.held);
-        }
         let mut need = self.rx.need;
         let mut moved = false;
         let mut taken = 0;
         // FPDUs that wait, for a receive or for this pass, come first.
-        let mut read = !(self.stream.is_blocked() || std::mem::take(&mut self.rx.pending));
+        let waiting = self.stream.is_blocked() || std::mem::take(&mut self.rx.pending);
+        let mut read = !waiting;
         let outcome = loop {
             let mut empty = false;
             if read {
+                if start > 0 && end > buffer.len() / 2 {
+                    buffer.copy_within(start..end, 0);
+                    end -= start;
+                    start = 0;
+                }
                 // Over budget, FPDU by FPDU: nothing but the next one can stay over. What a stream that
                 // is over discards does not stay.
                 let frugal = first.is_none()
                     && !driver.budget().has_room(RX_LEN)
                     && self.stream.state().receives();
                 let limit = if frugal {
-                    need.max(len + LENGTH_FIELD).min(buffer.len())
+                    (start + need).max(end + LENGTH_FIELD).min(buffer.len())
                 } else {
                     buffer.len()
                 };
                 let received =
-                    first.take().unwrap_or_else(|| self.socket.recv(&mut buffer[len..limit]));
+                    first.take().unwrap_or_else(|| self.socket.recv(&mut buffer[end..limit]));
                 match received {
                     Ok(0) => {
-                        self.peer_is_silent(len, clock);
-                        len = 0;
+                        self.peer_is_silent(end - start, clock);
+                        end = start;
                         break Received::Drained { moved: true };
                     }
                     Ok(received) => {
-                        empty = len + received < limit;
-                        len += received;
+                        empty = end + received < limit;
+                        end += received;
                         taken += received;
                         moved = true;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         if self.tx.lost.is_some() {
                             // Whatever came before the loss has been read.
-                            self.peer_is_silent(len, clock);
-                            len = 0;
+                            self.peer_is_silent(end - start, clock);
+                            end = start;
                             moved = true;
+                        } else if !moved && !waiting {
+                            self.rx.put_back(scratch);
+                            return Received::Drained { moved };
                         }
                         break Received::Drained { moved };
                     }
                     Err(error) => {
                         self.lost(lost_cause(&error));
-                        len = 0;
+                        end = start;
                         break Received::Drained { moved: true };
                     }
                 }
             }
             read = true;
-            let mut at = 0;
             let waits = loop {
-                let input = self.stream.handle_input(&mut buffer[at..len], mem, &mut *clock);
-                at += input.consumed;
+                let input = self.stream.handle_input(&mut buffer[start..end], mem, &mut *clock);
+                start += input.consumed;
                 moved |= input.consumed > 0;
                 match input.need {
                     Need::Again => {}
@@ -171,19 +218,18 @@ impl Link {
                     }
                     Need::Nothing => {
                         need = 0;
-                        at = len;
+                        start = end;
                         break false;
                     }
                 }
             };
-            if at < len {
-                buffer.copy_within(at..len, 0);
-            }
-            len -= at;
             if waits && let Some(cause) = self.tx.lost {
                 // A receive may never come, and nothing else will.
                 self.lost(cause);
-                len = 0;
+                start = end;
+            }
+            if start == end {
+                (start, end) = (0, 0);
             }
             // Where TCP is lost, what is left is read to its end at once.
             if waits || (empty && self.tx.lost.is_none()) {
@@ -193,7 +239,7 @@ impl Link {
                 break Received::More;
             }
         };
-        self.rx.keep(&buffer[..len], need, driver);
+        self.rx.keep(scratch, start..end, need, taken >= BUSY, driver);
         outcome
     }
 

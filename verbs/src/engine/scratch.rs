@@ -12,8 +12,8 @@ use iwarp_rdmap::TxBatch;
 /// Octets that one receive call can take. An FPDU is at most a quarter of it.
 pub(super) const RX_LEN: usize = 256 * 1024;
 
-/// Octets that are built before they are given to TCP.
-pub(super) const TX_LEN: usize = 256 * 1024;
+/// Octets that are built before they are given to TCP: 256 KiB of payload, with what is around it.
+pub(super) const TX_LEN: usize = (256 + 4) * 1024;
 
 thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
@@ -22,6 +22,8 @@ thread_local! {
 /// The buffers of one thread.
 pub(super) struct Scratch {
     pub(super) rx: Vec<u8>,
+    /// Another one of the same length, for the time when a connection keeps the first.
+    spare_rx: Vec<u8>,
     /// Absent while a connection holds it with unsent octets.
     pub(super) tx: Option<Box<TxBatch>>,
     /// For a device over its budget. As long as the longest FPDU that was built in it.
@@ -42,7 +44,21 @@ impl Scratch {
     }
 
     fn new() -> Self {
-        Self { rx: vec![0; RX_LEN], tx: None, lean: None }
+        Self { rx: vec![0; RX_LEN], spare_rx: Vec::new(), tx: None, lean: None }
+    }
+
+    /// Leaves the receive buffer to a connection.
+    pub(super) fn leave_rx(&mut self) -> Vec<u8> {
+        let mut spare = std::mem::take(&mut self.spare_rx);
+        if spare.len() != RX_LEN {
+            spare = vec![0; RX_LEN];
+        }
+        std::mem::replace(&mut self.rx, spare)
+    }
+
+    /// Goes on with the receive buffer that a connection was left.
+    pub(super) fn take_back_rx(&mut self, buffer: Vec<u8>) {
+        self.spare_rx = std::mem::replace(&mut self.rx, buffer);
     }
 
     /// An empty batch. A lean one has room for a single FPDU, or for several that are together no longer

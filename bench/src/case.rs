@@ -35,8 +35,8 @@ pub(crate) enum Work {
     Idle { connections: usize },
     /// Ping-pong by Send, beside a saturating Write of another queue pair of the same process.
     Fairness { bulk: bool },
-    /// Writes to a target that makes no call.
-    Target,
+    /// Writes to a target that makes no call, from a client that sleeps between them, or polls.
+    Target { sleeps: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -149,13 +149,6 @@ impl Pace {
     }
 }
 
-impl Case {
-    /// Whether the headline is a time, and not an amount per second.
-    pub(crate) fn is_latency(&self) -> bool {
-        !matches!(self.work, Work::Stream(_))
-    }
-}
-
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -199,7 +192,8 @@ impl fmt::Display for Case {
             Work::Idle { connections } => write!(f, " beside {connections} idle")?,
             Work::Fairness { bulk: true } => f.write_str(" Send beside a bulk Write")?,
             Work::Fairness { bulk: false } => f.write_str(" Send alone")?,
-            Work::Target => f.write_str(" to a silent target")?,
+            Work::Target { sleeps: true } => f.write_str(" to a silent target, client sleeps")?,
+            Work::Target { sleeps: false } => f.write_str(" to a silent target")?,
         }
         write!(f, ", {}", Octets(self.size))?;
         match self.wait {

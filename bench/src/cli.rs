@@ -104,6 +104,9 @@ pub(crate) enum What {
         /// End after one client.
         #[arg(long)]
         once: bool,
+        /// End when the standard input does: with the process that started this one.
+        #[arg(long, hide = true)]
+        tied: bool,
     },
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
         Some(What::Table { rows, .. }) => {
             lines = table();
             if !rows.is_empty() {
-                lines.retain(|line| rows.contains(&line.row.unwrap_or(17)));
+                lines.retain(|line| line.row.is_some_and(|row| rows.contains(&row)));
             }
         }
         Some(What::Latency { op, wait, size }) => {
@@ -95,11 +95,15 @@ pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
                 }
             }
         }
-        Some(What::Target) => lines = only(table(), |case| case.work == Work::Target),
+        Some(What::Target) => lines = only(table(), |case| matches!(case.work, Work::Target { .. })),
         Some(What::Fairness) => {
             lines = only(table(), |case| matches!(case.work, Work::Fairness { .. }));
         }
         Some(What::Serve { .. }) => {}
+    }
+    let is_table = matches!(cli.command, None | Some(What::Table { .. }));
+    if is_table && cli.output.plot.is_some() {
+        lines.extend(rows::sweep(extent, wires(cli)[0]));
     }
     lines
 }

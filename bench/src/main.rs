@@ -41,7 +41,12 @@ use crate::run::{LISTENING, ServerProcess};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
-        Some(What::Serve { listen, once }) => serve(listen, once),
+        Some(What::Serve { listen, once, tied }) => {
+            if tied {
+                end_with_input();
+            }
+            serve(listen, once)
+        }
         _ => measure(&cli),
     };
     match result {
@@ -90,7 +95,7 @@ fn measure(cli: &Cli) -> Result<()> {
     }
     let mut lines = jobs::lines(cli, idle);
     if !environment.both_ends_here {
-        lines.retain(|line| line.ours.work != case::Work::Target);
+        lines.retain(|line| !matches!(line.ours.work, case::Work::Target { .. }));
         environment.notes.push("no silent target: it needs both ends on one machine".into());
     }
     let rounds = cli.run.rounds.unwrap_or(if cli.run.quick { 3 } else { 5 }).max(1);
@@ -159,6 +164,14 @@ fn serve(listen: SocketAddr, once: bool) -> Result<()> {
             eprintln!("iwarp-bench: client at {peer}: {error:#}");
         }
     }
+}
+
+/// Ends this process when whoever started it is gone, whatever it does then.
+fn end_with_input() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        std::process::exit(1);
+    });
 }
 
 fn prepare_server(pin: Option<usize>) -> Vec<String> {

@@ -2,6 +2,7 @@
 //!
 //! They are of a clock that both processes share, so both ends have to be on one machine.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -15,12 +16,15 @@ use crate::stats::{EndReport, Recorder};
 pub(crate) const SLOTS: usize = 1 << 16;
 /// Gaps between messages, in microseconds: from a busy stream to one that lets everybody fall asleep.
 const GAPS: [u64; 8] = [5, 20, 50, 10, 200, 5, 1000, 100];
+/// Gaps from here on are slept through, if the client sleeps at all.
+const SLEEP: Duration = Duration::from_micros(20);
 /// After the last one: until the target has surely seen it, or never will.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Sends stamps with `send`, which is told their number and value, and calls `idle` in between.
+/// Sends stamps with `send`, which is told their number and value, and calls `idle` in between, or sleeps.
 pub(crate) fn stamps(
     pace: Pace,
+    sleeps: bool,
     mut send: impl FnMut(u64, u64) -> Result<()>,
     mut idle: impl FnMut() -> Result<()>,
 ) -> Result<EndReport> {
@@ -32,6 +36,11 @@ pub(crate) fn stamps(
         let gap = Duration::from_micros(GAPS[(total / 16 % GAPS.len() as u64) as usize]);
         total += 1;
         let since = Instant::now();
+        // The shortest gaps are no sleep: a burst.
+        if sleeps && gap >= SLEEP {
+            thread::sleep(gap);
+            idle()?;
+        }
         while since.elapsed() < gap {
             idle()?;
         }

@@ -137,29 +137,58 @@ pub(crate) fn busy(wire: Wire, connections: usize) -> Vec<Line> {
     cases.map(line).into()
 }
 
+/// The row of fairness, which the table of targets has below it.
+pub(crate) const FAIRNESS: u8 = 17;
+
 /// Row 16, and fairness.
 fn alone(on: Wire) -> Vec<Line> {
-    let target = Line {
-        row: Some(16),
-        what: "Write 8 B to a target that makes no call, one way / TCP with a reading thread".into(),
-        ours: iwarp(Work::Target, 8, Wait::Poll, on),
-        reference: Some(tcp(Work::Target, 8, Wait::Poll)),
-        metric: Metric::OneWay,
-        target: None,
-    };
-    let slowest = Line {
-        what: "the same, slowest".into(),
-        metric: Metric::Slowest,
-        ..target.clone()
-    };
+    let mut lines = Vec::new();
+    for sleeps in [true, false] {
+        let client = if sleeps { "sleeping" } else { "polling" };
+        let target = Line {
+            row: Some(16),
+            what: format!("Write 8 B one way, silent target, {client} client / TCP + thread"),
+            ours: iwarp(Work::Target { sleeps }, 8, Wait::Poll, on),
+            reference: Some(tcp(Work::Target { sleeps }, 8, Wait::Poll)),
+            metric: Metric::OneWay,
+            target: None,
+        };
+        let slowest = Line {
+            what: format!("slowest of them, {client} client"),
+            metric: Metric::Slowest,
+            ..target.clone()
+        };
+        lines.extend([target, slowest]);
+    }
     let fair = |bulk| iwarp(Work::Fairness { bulk }, 64, Wait::Poll, on);
-    let fairness = Line {
-        row: None,
-        what: "fairness: p99 of Send 64 B beside a bulk Write / alone".into(),
+    lines.push(Line {
+        row: Some(FAIRNESS),
+        what: "p99 of Send 64 B beside a bulk Write / alone".into(),
         ours: fair(true),
         reference: Some(fair(false)),
         metric: Metric::Tail,
         target: None,
+    });
+    lines
+}
+
+/// What the plot needs: latency and bandwidth against size.
+pub(crate) fn sweep(extent: Extent, wire: Wire) -> Vec<Line> {
+    let on = Wire { crc: true, ..wire };
+    let off = Wire { crc: false, ..wire };
+    let shifts = |from: u32, to: u32| {
+        let step = if extent == Extent::Quick { 3 } else { 2 };
+        (from..=to).step_by(step).map(|shift| 1_usize << shift)
     };
-    vec![target, slowest, fairness]
+    let mut lines = Vec::new();
+    for op in [Op::Write, Op::Send, Op::Read] {
+        lines.extend(shifts(3, 17).map(|size| ping_pong(op, size, Wait::Poll, on)));
+    }
+    for (op, wire) in [(Op::Write, on), (Op::Write, off), (Op::Read, on)] {
+        let s = Stream { op, ..Stream::default() };
+        lines.extend(
+            shifts(10, 22).map(|size| stream(s, size, Wait::Poll, wire, Metric::Bandwidth)),
+        );
+    }
+    lines
 }

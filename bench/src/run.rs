@@ -28,8 +28,8 @@ impl ServerProcess {
     pub(crate) fn start() -> Result<Self> {
         let program = env::current_exe().context("cannot find this program")?;
         let mut child = Command::new(program)
-            .args(["serve", "--listen", "127.0.0.1:0", "--once"])
-            .stdin(Stdio::null())
+            .args(["serve", "--listen", "127.0.0.1:0", "--once", "--tied"])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start the server process")?;
@@ -54,7 +54,8 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // It ends by itself with its control connection; this is for the case that it hangs.
+        // It ends by itself with its control connection, or with its input when this process is killed; this is
+        // for the case that it hangs.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -97,7 +98,7 @@ fn check_counts(case: &Case, mine: &EndReport, theirs: &EndReport) -> Result<()>
         Work::Stream(Stream { both_ways: true, .. }) => true,
         Work::Stream(s) => case.stack == Stack::Iwarp && s.op != crate::case::Op::Send,
         Work::PingPong { op } => op == crate::case::Op::Read,
-        Work::Idle { .. } | Work::Fairness { .. } | Work::Target => false,
+        Work::Idle { .. } | Work::Fairness { .. } | Work::Target { .. } => false,
     };
     if !one_sided && mine.total != theirs.total {
         bail!("{case}: the client sent {} messages, the server saw {}", mine.total, theirs.total);

@@ -58,14 +58,6 @@ pub(crate) fn processors() -> usize {
     lines.count().max(1)
 }
 
-/// Processors that this thread may use.
-pub(crate) fn allowed() -> Vec<usize> {
-    sched_getaffinity(None).map_or_else(
-        |_| Vec::new(),
-        |set| (0..CpuSet::MAX_CPU).filter(|&processor| set.is_set(processor)).collect(),
-    )
-}
-
 /// Seconds that all processors together were busy since boot, in steps of a tick of the kernel.
 pub(crate) fn machine_busy() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
@@ -102,6 +94,6 @@ mod tests {
             x = std::hint::black_box(x.wrapping_mul(i | 1));
         }
         assert!(used() > before);
-        assert!(processors() >= allowed().len().min(1));
+        assert!(processors() >= 1);
     }
 }

@@ -10,7 +10,7 @@ mod target;
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use self::setup::{Listening, Session};
 use crate::case::{Case, Pace, Wait, Work};
@@ -31,7 +31,7 @@ impl Offer for Listening {
         let (case, pace) = (self.case.clone(), self.pace);
         match (case.work, case.wait) {
             (Work::Idle { connections }, _) => idle::serve(*self, connections, stop),
-            (Work::Target, _) => {
+            (Work::Target { .. }, _) => {
                 // The library's thread starts with the first connection, and may then run everywhere.
                 let free = cpu::unpinned()?;
                 let session = self.accept(1, stop)?;
@@ -61,14 +61,15 @@ pub(crate) fn drive(case: &Case, pace: Pace, addr: SocketAddr) -> Result<(EndRep
         }
         Work::Stream(s) => Session::connect(case, addr, s.connections)?,
         Work::Fairness { .. } => Session::connect(case, addr, 2)?,
-        Work::PingPong { .. } | Work::Target => Session::connect(case, addr, 1)?,
+        Work::PingPong { .. } | Work::Target { .. } => Session::connect(case, addr, 1)?,
     };
     let report = match (case.work, case.wait) {
         (Work::PingPong { .. }, Wait::Await) => awaiting::drive(&session, case, pace),
         (Work::PingPong { op }, _) => ping_pong::drive(&session, case, op, pace, &stop),
         (Work::Stream(s), _) => pump::drive(&session, case, s, pace, &stop),
         (Work::Fairness { bulk }, _) => fairness::drive(&session, case, bulk, pace, &stop),
-        (Work::Target | Work::Idle { .. }, _) => target::drive(&session, pace),
+        (Work::Target { sleeps }, _) => target::drive(&session, pace, sleeps),
+        (Work::Idle { .. }, _) => bail!("idle connections are another case"),
     };
     Ok((report?, Connected(session)))
 }

@@ -77,7 +77,7 @@ impl Sizes {
             }
             Work::Idle { connections } => sizes.connections = connections + 1,
             Work::Fairness { .. } => sizes.memory = BULK,
-            Work::Target => sizes.memory = SLOTS * 8,
+            Work::Target { .. } => sizes.memory = SLOTS * 8,
             Work::PingPong { .. } => {}
         }
         sizes

@@ -12,7 +12,7 @@ use crate::stats::{EndReport, Recorder};
 
 const SIGNAL_EVERY: u64 = 32;
 
-pub(super) fn drive(session: &Session, pace: Pace) -> Result<EndReport> {
+pub(super) fn drive(session: &Session, pace: Pace, sleeps: bool) -> Result<EndReport> {
     let end = &session.ends[0];
     let send = |number: u64, stamp: u64| {
         let at = number % SLOTS as u64 * 8;
@@ -21,7 +21,7 @@ pub(super) fn drive(session: &Session, pace: Pace) -> Result<EndReport> {
         let signaled = number.is_multiple_of(SIGNAL_EVERY);
         Ok(end.qp.post_send(if signaled { request } else { request.unsignaled() })?)
     };
-    paced::stamps(pace, send, || session.poll().map(drop))
+    paced::stamps(pace, sleeps, send, || session.poll().map(drop))
 }
 
 pub(super) fn serve(session: &Session, stop: &Stop) -> Result<EndReport> {

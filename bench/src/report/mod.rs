@@ -1,6 +1,7 @@
 //! What the user gets to see.
 
 mod json;
+mod plot;
 mod table;
 
 use anyhow::Result;
@@ -17,6 +18,9 @@ pub(crate) fn print(
     pace: Pace,
     figures: &[Figure],
 ) -> Result<()> {
+    if let Some(file) = &cli.output.plot {
+        plot::draw(file, figures)?;
+    }
     if cli.output.json {
         return json::print(environment, rounds, pace, figures);
     }

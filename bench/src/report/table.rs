@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::plan::{Figure, Verdict};
+use crate::rows::FAIRNESS;
 use crate::stats::{Sample, Spread};
 
 /// A column of text: the first is set left, the others right.
@@ -53,6 +54,14 @@ pub(super) fn plain(figures: &[Figure]) -> String {
     text
 }
 
+fn row_name(row: Option<u8>) -> String {
+    match row {
+        None => String::new(),
+        Some(FAIRNESS) => "fair".into(),
+        Some(row) => row.to_string(),
+    }
+}
+
 fn cells(figure: &Figure) -> [String; 11] {
     let line = &figure.line;
     let spread = |spread: Option<Spread>| spread.map_or_else(String::new, |s| number(s.median));
@@ -63,7 +72,7 @@ fn cells(figure: &Figure) -> [String; 11] {
         })
     };
     [
-        line.row.map_or_else(String::new, |row| row.to_string()),
+        row_name(line.row),
         line.what.clone(),
         spread(figure.value),
         spread(figure.reference_value),
@@ -90,7 +99,7 @@ fn cells(figure: &Figure) -> [String; 11] {
 fn disturbed(figure: &Figure) -> String {
     let samples = figure.samples.iter().chain(&figure.reference_samples);
     let most = samples.filter_map(|sample| sample.foreign_cpu).fold(0.0, f64::max);
-    if most < 0.05 { String::new() } else { format!("{:.0} %", most * 100.0) }
+    if most < 0.1 { String::new() } else { format!("{:.0} %", most * 100.0) }
 }
 
 fn details(figure: &Figure, name: &str, samples: &[Sample]) -> Vec<String> {
@@ -124,7 +133,7 @@ fn details(figure: &Figure, name: &str, samples: &[Sample]) -> Vec<String> {
         remarks.push(format!("client {client:.0} B, server {server:.0} B"));
     }
     vec![
-        figure.line.row.map_or_else(String::new, |row| row.to_string()),
+        row_name(figure.line.row),
         figure.line.what.clone(),
         name.into(),
         time(|t| t.p50),

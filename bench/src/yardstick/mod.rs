@@ -43,7 +43,7 @@ impl Offer for Listening {
             (Work::Stream(s), _) if s.both_ways => stream::both(&stream, case, s, self.pace, stop),
             (Work::Stream(s), _) if s.summed => frame::serve(&stream, case, s),
             (Work::Stream(_), _) => stream::serve(&stream, case),
-            (Work::Target, _) => target::serve(stream, stop),
+            (Work::Target { .. }, _) => target::serve(stream, stop),
             _ => bail!("plain TCP has no such case"),
         }
     }
@@ -61,7 +61,7 @@ pub(crate) fn drive(case: &Case, pace: Pace, addr: SocketAddr) -> Result<EndRepo
         (Work::Stream(s), _) if s.both_ways => stream::both(&stream, case, s, pace, &stop),
         (Work::Stream(s), _) if s.summed => frame::drive(&stream, case, s, pace),
         (Work::Stream(s), _) => stream::drive(&stream, case, s, pace),
-        (Work::Target, _) => target::drive(&stream, pace),
+        (Work::Target { sleeps }, _) => target::drive(&stream, pace, sleeps),
         _ => bail!("plain TCP has no such case"),
     }
 }
@@ -88,7 +88,7 @@ fn accept(listener: &TcpListener, stop: &Stop) -> Result<TcpStream> {
 
 fn set_up(stream: &TcpStream, case: &Case) -> Result<()> {
     stream.set_nodelay(true)?;
-    let spins = case.wait == Wait::Poll && !matches!(case.work, Work::Target);
+    let spins = case.wait == Wait::Poll && !matches!(case.work, Work::Target { .. });
     stream.set_nonblocking(spins)?;
     // Only a blocked call ever looks at it.
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;

@@ -17,8 +17,9 @@ use crate::guard::cpu;
 use crate::paced::{self, SLOTS};
 use crate::stats::{EndReport, Recorder};
 
-pub(super) fn drive(stream: &TcpStream, pace: Pace) -> Result<EndReport> {
-    let report = paced::stamps(pace, |_, stamp| send(stream, &stamp.to_le_bytes()), || Ok(()))?;
+pub(super) fn drive(stream: &TcpStream, pace: Pace, sleeps: bool) -> Result<EndReport> {
+    let send = |_, stamp: u64| send(stream, &stamp.to_le_bytes());
+    let report = paced::stamps(pace, sleeps, send, || Ok(()))?;
     stream.shutdown(std::net::Shutdown::Write)?;
     Ok(report)
 }

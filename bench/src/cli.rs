@@ -15,7 +15,12 @@ use crate::case::{Fpdu, Op, Wait, parse_fpdu, parse_octets};
 /// Each case runs once in each round, plain TCP right before iWARP. A ratio is that of one round; what is shown is
 /// the median over rounds, with minimum and maximum in brackets. Latencies are medians of a round.
 #[derive(Debug, Parser)]
-#[command(name = "iwarp-bench", version, max_term_width = 120, args_conflicts_with_subcommands = false)]
+#[command(
+    name = "iwarp-bench",
+    version,
+    max_term_width = 120,
+    args_conflicts_with_subcommands = false
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<What>,
@@ -117,10 +122,10 @@ pub(crate) struct Run {
     #[arg(long, global = true)]
     pub(crate) quick: bool,
     /// Rounds. By default 5, or 3 with --quick.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, value_parser = parse_rounds)]
     pub(crate) rounds: Option<usize>,
     /// Seconds of each case in each round. By default 0.4, or 0.12 with --quick. Warm-up is a fifth more.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, value_parser = parse_seconds)]
     pub(crate) seconds: Option<f64>,
     /// Use a server that was started with `serve`.
     #[arg(long, global = true, value_name = "ADDRESS")]
@@ -175,6 +180,16 @@ pub(crate) struct Output {
     pub(crate) plot: Option<PathBuf>,
 }
 
+fn parse_rounds(text: &str) -> Result<usize, String> {
+    let rounds = text.parse().ok().filter(|rounds| (1..=1000).contains(rounds));
+    rounds.ok_or_else(|| format!("{text}: expected rounds from 1 to 1000"))
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=60.0).contains(seconds));
+    seconds.ok_or_else(|| format!("{text}: expected seconds from 0.001 to 60"))
+}
+
 fn parse_pins(text: &str) -> Result<Pins, String> {
     if text == "none" {
         return Ok(Pins(None));
@@ -196,8 +211,16 @@ mod tests {
     fn the_command_line_makes_sense() {
         Cli::command().debug_assert();
         let cli = Cli::try_parse_from([
-            "iwarp-bench", "latency", "--size", "64,4k", "--wait", "poll,block", "--pin", "none",
-            "--crc", "both",
+            "iwarp-bench",
+            "latency",
+            "--size",
+            "64,4k",
+            "--wait",
+            "poll,block",
+            "--pin",
+            "none",
+            "--crc",
+            "both",
         ])
         .expect("a command line");
         assert_eq!(cli.run.pin, Pins(None));
@@ -217,5 +240,10 @@ mod tests {
         assert_eq!(parse_pins("0,3"), Ok(Pins(Some((0, 3)))));
         assert_eq!(parse_pins("none"), Ok(Pins(None)));
         assert!(parse_pins("1").is_err());
+        for text in ["nan", "0", "-1", "61", "x"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_seconds("0.25"), Ok(0.25));
+        assert!(parse_rounds("0").is_err());
     }
 }

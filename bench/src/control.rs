@@ -23,6 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::case::{Case, Pace};
+use crate::guard::cpu;
 use crate::stats::EndReport;
 
 /// Both ends have to be of one version: cases are told as this version knows them.
@@ -130,11 +131,9 @@ impl Remote {
         self.next += 1;
         self.say(&Request::Job { id, case: case.clone(), pace })?;
         match self.hear(HELLO_LIMIT)? {
-            Reply::Ready { id: same, port } if same == id => Ok(Begun {
-                id,
-                limit: pace.limit(),
-                addr: SocketAddr::new(self.peer.ip(), port),
-            }),
+            Reply::Ready { id: same, port } if same == id => {
+                Ok(Begun { id, limit: pace.limit(), addr: SocketAddr::new(self.peer.ip(), port) })
+            }
             Reply::Failed { what, .. } => Err(anyhow!("server: {what}")),
             other => bail!("the server answered a job with {other:?}"),
         }
@@ -186,7 +185,7 @@ fn read_line<T: DeserializeOwned>(from: &mut BufReader<TcpStream>) -> Result<Opt
 /// `prepare` is given the processor that the client wants this end pinned to, and tells what could not be done.
 /// `offer` makes the listening end of a case, at the address that the client came to.
 pub(crate) fn serve(
-    stream: TcpStream,
+    stream: &TcpStream,
     prepare: impl FnOnce(Option<usize>) -> Vec<String>,
     offer: impl Fn(&Case, Pace, IpAddr) -> Result<Box<dyn Offer>>,
 ) -> Result<()> {
@@ -197,7 +196,7 @@ pub(crate) fn serve(
     match read_line(&mut reader)? {
         Some(Request::Hello { version, pin }) => {
             let notes = if version == VERSION { prepare(pin) } else { Vec::new() };
-            write_line(&stream, &Reply::Hello { version: VERSION.into(), notes })?;
+            write_line(stream, &Reply::Hello { version: VERSION.into(), notes })?;
         }
         other => bail!("a client that began with {other:?}"),
     }
@@ -212,17 +211,21 @@ pub(crate) fn serve(
     for (id, case, pace) in jobs {
         let stop =
             Stop { latest: Arc::clone(&latest), id, deadline: Instant::now() + pace.limit() };
+        let meter = cpu::Meter::start();
         let done = offer(&case, pace, ip)
             .and_then(|offer| {
-                write_line(&stream, &Reply::Ready { id, port: offer.port() })?;
+                write_line(stream, &Reply::Ready { id, port: offer.port() })?;
                 offer.run(&stop)
             })
             .with_context(|| case.to_string());
         let reply = match done {
-            Ok(report) => Reply::Done { id, report },
+            Ok(report) => {
+                let cpu_of_all = meter.seconds();
+                Reply::Done { id, report: EndReport { cpu_of_all, ..report } }
+            }
             Err(error) => Reply::Failed { id, what: format!("{error:#}") },
         };
-        write_line(&stream, &reply)?;
+        write_line(stream, &reply)?;
     }
     listening.join().map_err(|_| anyhow!("the thread that listens to the client panicked"))?
 }

@@ -6,6 +6,7 @@
 #![allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
     reason = "figures are for people, and sizes and counts are far below what their types hold"
 )]
 
@@ -14,6 +15,7 @@ mod cli;
 mod control;
 mod guard;
 mod jobs;
+mod laps;
 mod memory;
 mod paced;
 mod plan;
@@ -98,9 +100,9 @@ fn measure(cli: &Cli) -> Result<()> {
         lines.retain(|line| !matches!(line.ours.work, case::Work::Target { .. }));
         environment.notes.push("no silent target: it needs both ends on one machine".into());
     }
-    let rounds = cli.run.rounds.unwrap_or(if cli.run.quick { 3 } else { 5 }).max(1);
+    let rounds = cli.run.rounds.unwrap_or(if cli.run.quick { 3 } else { 5 });
     let seconds = cli.run.seconds.unwrap_or(if cli.run.quick { 0.12 } else { 0.4 });
-    let pace = Pace::new(seconds.clamp(0.001, 60.0));
+    let pace = Pace::new(seconds);
     if !cli.output.json {
         for line in environment.lines() {
             println!("{line}");
@@ -153,7 +155,7 @@ fn serve(listen: SocketAddr, once: bool) -> Result<()> {
     std::io::stdout().flush()?;
     loop {
         let (stream, peer) = listener.accept().context("cannot accept")?;
-        let served = control::serve(stream, prepare_server, |case, pace, ip| match case.stack {
+        let served = control::serve(&stream, prepare_server, |case, pace, ip| match case.stack {
             Stack::Tcp => yardstick::offer(case, pace, ip),
             Stack::Iwarp => product::offer(case, pace, ip),
         });

@@ -28,7 +28,7 @@ pub(crate) fn stamps(
     mut send: impl FnMut(u64, u64) -> Result<()>,
     mut idle: impl FnMut() -> Result<()>,
 ) -> Result<EndReport> {
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let begun = Instant::now();
     let mut total = 0_u64;
     while begun.elapsed() < pace.warm_up() + pace.seconds() {
@@ -46,7 +46,7 @@ pub(crate) fn stamps(
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     let since = Instant::now();
     while since.elapsed() < SETTLE {
         idle()?;

@@ -1,5 +1,7 @@
 //! What is compared with what, and what the ratio has to be.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
 use crate::case::{Case, Octets, Op, Stack, Stream, Wait, Wire, Work};
@@ -120,6 +122,8 @@ pub(crate) struct Figure {
     pub(crate) reference_value: Option<Spread>,
     /// Of the rounds, each with its own reference.
     pub(crate) ratio: Option<Spread>,
+    /// The same of the means of rounds, where the value is a time: the tails count in it.
+    pub(crate) ratio_of_means: Option<Spread>,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) reference_samples: Vec<Sample>,
@@ -134,6 +138,14 @@ impl Figure {
         let theirs = line.reference.as_ref().map(|case| values(case, &reference_samples));
         let ratio = theirs.as_ref().and_then(|theirs| Spread::of_ratios(&ours, theirs));
         let value = Spread::of(ours);
+        let means = |samples: &[Sample]| -> Vec<f64> {
+            let mean = |sample: &Sample| sample.times.map_or(f64::NAN, |times| times.mean);
+            samples.iter().map(mean).collect()
+        };
+        let by_median = matches!(line.metric, Metric::HalfRoundTrip | Metric::WholeOperation);
+        let ratio_of_means = (by_median && theirs.is_some())
+            .then(|| Spread::of_ratios(&means(&samples), &means(&reference_samples)))
+            .flatten();
         let judged = if line.metric.is_absolute() { value } else { ratio };
         let verdict = line
             .target
@@ -144,6 +156,7 @@ impl Figure {
             value,
             reference_value: theirs.and_then(Spread::of),
             ratio,
+            ratio_of_means,
             verdict,
             samples,
             reference_samples,
@@ -208,17 +221,17 @@ pub(crate) fn ping_pong(op: Op, size: usize, wait: Wait, wire: Wire) -> Line {
 pub(crate) fn stream(s: Stream, size: usize, wait: Wait, wire: Wire, metric: Metric) -> Line {
     let mut what = format!("{} {}", s.op, Octets(size));
     if s.list > 1 {
-        what += &format!(" in lists of {}", s.list);
+        let _ = write!(what, " in lists of {}", s.list);
     }
-    what += &format!(" depth {}", s.depth);
+    let _ = write!(what, " depth {}", s.depth);
     if s.footprint > 1 {
-        what += &format!(" over {} buffers", s.footprint);
+        let _ = write!(what, " over {} buffers", s.footprint);
     }
     if s.both_ways {
         what += " both ways";
     }
     if s.connections > 1 {
-        what += &format!(" on {} connections", s.connections);
+        let _ = write!(what, " on {} connections", s.connections);
     }
     if wait != Wait::Poll {
         what += " blocking";
@@ -265,14 +278,16 @@ mod tests {
     #[test]
     fn verdicts_know_their_direction() {
         let times = Target { bar: 1.15, goal: 1.05 };
-        for (value, verdict) in
-            [(1.0, Verdict::Goal), (1.05, Verdict::Goal), (1.1, Verdict::Bar), (1.2, Verdict::Missed)]
-        {
+        for (value, verdict) in [
+            (1.0, Verdict::Goal),
+            (1.05, Verdict::Goal),
+            (1.1, Verdict::Bar),
+            (1.2, Verdict::Missed),
+        ] {
             assert_eq!(Metric::HalfRoundTrip.verdict(times, value), verdict, "{value}");
         }
         let rates = Target { bar: 0.9, goal: 0.96 };
-        for (value, verdict) in
-            [(1.0, Verdict::Goal), (0.9, Verdict::Bar), (0.89, Verdict::Missed)]
+        for (value, verdict) in [(1.0, Verdict::Goal), (0.9, Verdict::Bar), (0.89, Verdict::Missed)]
         {
             assert_eq!(Metric::Bandwidth.verdict(rates, value), verdict, "{value}");
         }
@@ -282,10 +297,8 @@ mod tests {
     #[test]
     fn a_reference_runs_once_in_a_round_and_before_ours() {
         let wire = Wire { crc: true, ..Wire::NONE };
-        let lines = [
-            ping_pong(Op::Write, 64, Wait::Poll, wire),
-            ping_pong(Op::Send, 64, Wait::Poll, wire),
-        ];
+        let lines =
+            [ping_pong(Op::Write, 64, Wait::Poll, wire), ping_pong(Op::Send, 64, Wait::Poll, wire)];
         let cases = cases(&lines);
         assert_eq!(cases.len(), 3);
         assert_eq!(cases[0].stack, Stack::Tcp);

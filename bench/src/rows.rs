@@ -30,11 +30,8 @@ pub(crate) fn lines(extent: Extent, wire: Wire, idle: usize) -> Vec<Line> {
 fn latency(full: bool, on: Wire) -> Vec<Line> {
     let mut lines = Vec::new();
     let sizes: &[usize] = if full { &[1, 8, 64] } else { &[64] };
-    let ways = [
-        (1, Wait::Poll, 1.15, 1.05),
-        (2, Wait::Block, 1.25, 1.08),
-        (3, Wait::Await, 1.20, 1.08),
-    ];
+    let ways =
+        [(1, Wait::Poll, 1.15, 1.05), (2, Wait::Block, 1.25, 1.08), (3, Wait::Await, 1.20, 1.08)];
     for (row, wait, bar, goal) in ways {
         for &size in sizes.iter().filter(|&&size| row == 1 || size != 8) {
             for op in [Op::Write, Op::Send] {
@@ -127,8 +124,7 @@ pub(crate) fn idle(wire: Wire, idle: usize) -> Vec<Line> {
 /// Row 15: bandwidth and rate of several connections, against one.
 pub(crate) fn busy(wire: Wire, connections: usize) -> Vec<Line> {
     let lists = Stream { list: 64, depth: 128, ..Stream::default() };
-    let cases =
-        [(Stream::default(), 64 << 10, Metric::Bandwidth), (lists, 64, Metric::Rate)];
+    let cases = [(Stream::default(), 64 << 10, Metric::Bandwidth), (lists, 64, Metric::Rate)];
     let line = |(one, size, metric)| {
         let own = iwarp(Work::Stream(one), size, Wait::Poll, wire);
         let line = stream(Stream { connections, ..one }, size, Wait::Poll, wire, metric);

@@ -63,9 +63,9 @@ impl Drop for ServerProcess {
 
 /// Runs one case at both ends.
 pub(crate) fn one(remote: &mut Remote, case: &Case, pace: Pace) -> Result<Sample> {
-    let begun = remote.begin(case, pace)?;
-    let (busy, own) = (cpu::machine_busy(), cpu::used());
+    let (busy, own) = (cpu::machine_busy(), cpu::Meter::start());
     let wall = std::time::Instant::now();
+    let begun = remote.begin(case, pace)?;
     let (mine, kept) = match case.stack {
         Stack::Tcp => (yardstick::drive(case, pace, begun.addr), None),
         Stack::Iwarp => match product::drive(case, pace, begun.addr) {
@@ -85,11 +85,11 @@ pub(crate) fn one(remote: &mut Remote, case: &Case, pace: Pace) -> Result<Sample
     check_counts(case, &mine, &theirs)?;
     let foreign = remote.is_local().then(|| {
         let others = cpu::machine_busy()? - busy?;
-        let ours = (cpu::used() - own).as_secs_f64() + theirs.cpu_seconds;
+        let ours = own.seconds() + theirs.cpu_of_all;
         // Ticks are coarse, so the difference may come out below nothing.
         Some(((others - ours) / wall / cpu::processors() as f64).max(0.0))
     });
-    Ok(sample(case, mine, &theirs, foreign.flatten()))
+    Ok(sample(case, &mine, &theirs, foreign.flatten()))
 }
 
 /// What one end sent, the other must have seen.
@@ -106,14 +106,14 @@ fn check_counts(case: &Case, mine: &EndReport, theirs: &EndReport) -> Result<()>
     Ok(())
 }
 
-fn sample(case: &Case, mine: EndReport, theirs: &EndReport, foreign_cpu: Option<f64>) -> Sample {
+fn sample(case: &Case, mine: &EndReport, theirs: &EndReport, foreign_cpu: Option<f64>) -> Sample {
     let per = |report: &EndReport, over: u64| match over {
         0 => report.cpu_seconds / mine.total.max(1) as f64,
         over => report.cpu_seconds / over as f64,
     };
     let both_ways = matches!(case.work, Work::Stream(Stream { both_ways: true, .. }));
     let rate = |report: &EndReport| report.operations as f64 / report.seconds.max(1e-9);
-    let per_second = if both_ways { rate(&mine) + rate(theirs) } else { rate(&mine) };
+    let per_second = if both_ways { rate(mine) + rate(theirs) } else { rate(mine) };
     let operations = mine.operations + if both_ways { theirs.operations } else { 0 };
     // With both ways an operation of either end costs both: each end's CPU is shared by the sum.
     let share = if both_ways { 0.5 } else { 1.0 };
@@ -123,7 +123,7 @@ fn sample(case: &Case, mine: EndReport, theirs: &EndReport, foreign_cpu: Option<
         per_second,
         octets_per_second: per_second * case.size as f64,
         times: mine.times.or(theirs.times),
-        cpu_client: per(&mine, mine.cpu_over) * share,
+        cpu_client: per(mine, mine.cpu_over) * share,
         cpu_server: per(theirs, theirs.cpu_over) * share,
         foreign_cpu,
         memory_client: mine.memory_per_connection,

@@ -12,6 +12,8 @@ pub(crate) struct EndReport {
     pub(crate) cpu_seconds: f64,
     /// Operations that those CPU seconds were spent on; 0 if this end does not know.
     pub(crate) cpu_over: u64,
+    /// CPU seconds of the process for the whole case, set-up and end included.
+    pub(crate) cpu_of_all: f64,
     /// Operations within the time that is measured.
     pub(crate) operations: u64,
     /// Length of that time.

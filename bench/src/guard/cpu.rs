@@ -5,13 +5,23 @@ use std::{fs, io, time::Duration};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of all threads of this process.
-pub(crate) fn used() -> Duration {
+/// Counts the CPU time of all threads of this process.
+#[derive(Clone, Copy)]
+pub(crate) struct Meter(Duration);
+
+impl Meter {
+    pub(crate) fn start() -> Self {
+        Self(used())
+    }
+
+    pub(crate) fn seconds(self) -> f64 {
+        used().saturating_sub(self.0).as_secs_f64()
+    }
+}
+
+fn used() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        u64::try_from(now.tv_sec).unwrap_or(0),
-        u32::try_from(now.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// Nanoseconds on a clock that all processes of a machine share.

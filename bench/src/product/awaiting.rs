@@ -1,6 +1,6 @@
 //! The ping-pong with futures, in tokio's current-thread runtime.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use futures_util::future::{join, join3};
@@ -9,7 +9,8 @@ use super::setup::Session;
 use crate::case::{Case, Op, Pace, Work};
 use crate::control::Stop;
 use crate::guard::cpu;
-use crate::stats::{EndReport, Recorder};
+use crate::laps::Laps;
+use crate::stats::EndReport;
 use crate::yardstick::runtime;
 
 /// Posts the receive of the next message, then sends one; returns when both are done. A Write is followed by a Send
@@ -43,24 +44,30 @@ impl<'a> Exchange<'a> {
             (Work::PingPong { op: Op::Write }, Some(message)) => {
                 let write = conn.write_inline(message, end.remote);
                 let (received, written, sent) = join3(self.receive(), write, conn.send(())).await;
-                (received?, written?, sent?);
+                received?;
+                written?;
+                sent?;
             }
             (Work::PingPong { op: Op::Write }, None) => {
                 let remote = end.remote.slice(..self.case.size as u64)?;
                 let write = conn.write(source, remote);
                 let (received, written, sent) = join3(self.receive(), write, conn.send(())).await;
-                (received?, written?, sent?);
+                received?;
+                written?;
+                sent?;
             }
             (Work::PingPong { op: Op::Read }, _) => {
                 conn.read(source, end.remote.slice(..self.case.size as u64)?).await?;
             }
             (_, Some(message)) => {
                 let (received, sent) = join(self.receive(), conn.send_inline(message)).await;
-                (received?, sent?);
+                received?;
+                sent?;
             }
             (_, None) => {
                 let (received, sent) = join(self.receive(), conn.send(source)).await;
-                (received?, sent?);
+                received?;
+                sent?;
             }
         }
         Ok(())
@@ -70,34 +77,19 @@ impl<'a> Exchange<'a> {
 pub(super) fn drive(session: &Session, case: &Case, pace: Pace) -> Result<EndReport> {
     let work = async {
         let exchange = Exchange::new(session, case);
-        let mut times = Recorder::new();
         let mut total = 0;
         let begun = Instant::now();
         while begun.elapsed() < pace.warm_up() {
             exchange.send_and_receive().await?;
             total += 1;
         }
-        let before = cpu::used();
-        let begun = Instant::now();
-        let mut last = Duration::ZERO;
-        while last < pace.seconds() {
+        let mut laps = Laps::start();
+        while laps.within(pace.seconds()) {
             exchange.send_and_receive().await?;
             total += 1;
-            let now = begun.elapsed();
-            times.record(now - last);
-            last = now;
+            laps.lap();
         }
-        let cpu_seconds = (cpu::used() - before).as_secs_f64();
-        let times = times.times();
-        anyhow::Ok(EndReport {
-            cpu_seconds,
-            cpu_over: times.count,
-            operations: times.count,
-            seconds: last.as_secs_f64(),
-            total,
-            times: Some(times),
-            ..EndReport::default()
-        })
+        anyhow::Ok(laps.report(total))
     };
     let report = runtime()?
         .block_on(async { tokio::time::timeout(pace.limit(), work).await })
@@ -107,7 +99,7 @@ pub(super) fn drive(session: &Session, case: &Case, pace: Pace) -> Result<EndRep
 }
 
 pub(super) fn serve(session: &Session, case: &Case, stop: &Stop) -> Result<EndReport> {
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut total = 0;
     let work = async {
         let exchange = Exchange::new(session, case);
@@ -127,6 +119,6 @@ pub(super) fn serve(session: &Session, case: &Case, stop: &Stop) -> Result<EndRe
     runtime()?
         .block_on(async { tokio::time::timeout(stop.left(), work).await })
         .context("nothing came from the client")??;
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     Ok(EndReport { cpu_seconds, cpu_over: total, total, ..EndReport::default() })
 }

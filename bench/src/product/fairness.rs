@@ -1,6 +1,6 @@
 //! Small Sends of one queue pair beside a saturating Write of another one, in one thread of one process.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use iwarp_verbs::{SendRequest, WcOpcode};
@@ -9,7 +9,8 @@ use super::setup::{BULK, Session};
 use crate::case::{Case, Pace};
 use crate::control::Stop;
 use crate::guard::cpu;
-use crate::stats::{EndReport, Recorder};
+use crate::laps::Laps;
+use crate::stats::EndReport;
 
 /// Bulk Writes that are outstanding.
 const DEPTH: u64 = 8;
@@ -77,7 +78,6 @@ pub(super) fn drive(
     stop: &Stop,
 ) -> Result<EndReport> {
     let mut both = Both::new(session, case, bulk);
-    let mut times = Recorder::new();
     let mut round = || -> Result<()> {
         let expected = both.arrived + 1;
         both.send()?;
@@ -95,36 +95,23 @@ pub(super) fn drive(
     while begun.elapsed() < pace.warm_up() {
         round()?;
     }
-    let before = cpu::used();
-    let begun = Instant::now();
-    let mut last = Duration::ZERO;
-    while last < pace.seconds() {
+    let mut laps = Laps::start();
+    while laps.within(pace.seconds()) {
         round()?;
-        let now = begun.elapsed();
-        times.record(now - last);
-        last = now;
+        laps.lap();
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
-    let times = times.times();
+    let report = laps.report(both.sent);
     // The bulk is ended before the connections are.
     both.bulk = false;
     while both.written < both.posted {
         both.turn()?;
         stop.check()?;
     }
-    Ok(EndReport {
-        cpu_seconds,
-        cpu_over: times.count,
-        operations: times.count,
-        seconds: last.as_secs_f64(),
-        total: both.sent,
-        times: Some(times),
-        ..EndReport::default()
-    })
+    Ok(report)
 }
 
 pub(super) fn serve(session: &Session, case: &Case, stop: &Stop) -> Result<EndReport> {
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut both = Both::new(session, case, false);
     let mut turns = 0_u32;
     while !stop.now() {
@@ -137,6 +124,6 @@ pub(super) fn serve(session: &Session, case: &Case, stop: &Stop) -> Result<EndRe
             stop.check()?;
         }
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     Ok(EndReport { cpu_seconds, cpu_over: both.sent, total: both.sent, ..EndReport::default() })
 }

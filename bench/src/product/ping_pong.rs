@@ -1,6 +1,6 @@
 //! One message at a time: Writes or Sends there and back, or Reads.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use iwarp_verbs::SendRequest;
@@ -9,7 +9,8 @@ use super::setup::{End, Session};
 use crate::case::{Case, Op, Pace, Wait};
 use crate::control::Stop;
 use crate::guard::cpu;
-use crate::stats::{EndReport, Recorder};
+use crate::laps::Laps;
+use crate::stats::EndReport;
 
 /// A request whose completion is not wanted gives back its place in the send queue with the next one that has a
 /// completion, so now and then one must.
@@ -34,7 +35,12 @@ pub(super) struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    pub(super) fn new(session: &'a Session, case: &'a Case, op: Op, stop: &'a Stop) -> Result<Self> {
+    pub(super) fn new(
+        session: &'a Session,
+        case: &'a Case,
+        op: Op,
+        stop: &'a Stop,
+    ) -> Result<Self> {
         let Some(end) = session.ends.first() else { bail!("no connection") };
         Ok(Self {
             session,
@@ -149,13 +155,11 @@ pub(super) fn drive(
     pace: Pace,
     stop: &Stop,
 ) -> Result<EndReport> {
-    let report = rounds(&mut Player::new(session, case, op, stop)?, pace)?;
-    Ok(report)
+    rounds(&mut Player::new(session, case, op, stop)?, pace)
 }
 
 /// Plays for as long as the pace says.
 pub(super) fn rounds(player: &mut Player<'_>, pace: Pace) -> Result<EndReport> {
-    let mut times = Recorder::new();
     let mut round = 0;
     let begun = Instant::now();
     while begun.elapsed() < pace.warm_up() {
@@ -163,32 +167,18 @@ pub(super) fn rounds(player: &mut Player<'_>, pace: Pace) -> Result<EndReport> {
         player.play(round)?;
         player.wait_for(round)?;
     }
-    let before = cpu::used();
-    let begun = Instant::now();
-    let mut last = Duration::ZERO;
-    while last < pace.seconds() {
+    let mut laps = Laps::start();
+    while laps.within(pace.seconds()) {
         round += 1;
         player.play(round)?;
         player.wait_for(round)?;
-        let now = begun.elapsed();
-        times.record(now - last);
-        last = now;
+        laps.lap();
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
-    let times = times.times();
-    Ok(EndReport {
-        cpu_seconds,
-        cpu_over: times.count,
-        operations: times.count,
-        seconds: last.as_secs_f64(),
-        total: round,
-        times: Some(times),
-        ..EndReport::default()
-    })
+    Ok(laps.report(round))
 }
 
 pub(super) fn serve(session: &Session, case: &Case, op: Op, stop: &Stop) -> Result<EndReport> {
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut player = Player::new(session, case, op, stop)?;
     let mut total = 0;
     if op == Op::Read {
@@ -207,6 +197,6 @@ pub(super) fn serve(session: &Session, case: &Case, op: Op, stop: &Stop) -> Resu
             player.play(total)?;
         }
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     Ok(EndReport { cpu_seconds, cpu_over: total, total, ..EndReport::default() })
 }

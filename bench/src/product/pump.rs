@@ -35,6 +35,8 @@ struct Pump<'a> {
     /// Which connection is served next.
     turn: usize,
     signal_every: u64,
+    /// The other end, which sends as well, has sent all that it will.
+    peer_has_ended: bool,
 }
 
 /// What one connection has in flight.
@@ -59,6 +61,7 @@ impl<'a> Pump<'a> {
             used: vec![0; session.ends.len()],
             turn: 0,
             signal_every: (s.depth as u64 / 4).max(1),
+            peer_has_ended: false,
         }
     }
 
@@ -81,8 +84,8 @@ impl<'a> Pump<'a> {
                 let mut requests = Vec::with_capacity(self.s.list);
                 for number in posted + 1..=posted + list {
                     let request = self.request(end, number)?;
-                    let last = number == posted + list;
-                    requests.push(if last { request } else { request.unsignaled() });
+                    let ends = number == posted + list;
+                    requests.push(if ends { request } else { request.unsignaled() });
                 }
                 end.qp.post_send_list(requests)?;
             }
@@ -129,6 +132,10 @@ impl<'a> Pump<'a> {
 
     fn account(&mut self, wc: &WorkCompletion) -> Result<()> {
         let at = self.index(wc)?;
+        if wc.opcode == WcOpcode::Recv && wc.byte_len == 0 {
+            self.peer_has_ended = true;
+            return Ok(());
+        }
         if wc.opcode == WcOpcode::Recv {
             self.received += 1;
             self.used[at] += 1;
@@ -162,8 +169,8 @@ impl<'a> Pump<'a> {
     }
 
     /// Sends for so long.
-    fn run(&mut self, time: Duration) -> Result<(u64, Duration, Duration)> {
-        let before = cpu::used();
+    fn run(&mut self, time: Duration) -> Result<(u64, Duration, f64)> {
+        let meter = cpu::Meter::start();
         let begun = Instant::now();
         let completed = self.completed;
         let (mut turns, mut next_look) = (0, self.completed + CLOCK_EVERY);
@@ -180,8 +187,9 @@ impl<'a> Pump<'a> {
                 turns = 0;
                 next_look = self.completed + CLOCK_EVERY;
                 let elapsed = begun.elapsed();
-                if elapsed >= time {
-                    return Ok((self.completed - completed, elapsed, cpu::used() - before));
+                // However short it was to be, something is to be counted.
+                if elapsed >= time && self.completed > completed {
+                    return Ok((self.completed - completed, elapsed, meter.seconds()));
                 }
                 self.stop.check()?;
             }
@@ -197,20 +205,18 @@ impl<'a> Pump<'a> {
 
     /// Returns when everything is complete here, and is placed at the peer.
     fn flush(&mut self) -> Result<()> {
-        if self.s.op != Op::Read {
-            // A Read is answered after all that was sent before it is placed.
-            let len = self.case.size.min(8);
-            for (at, end) in self.session.ends.iter().enumerate() {
+        for (at, end) in self.session.ends.iter().enumerate() {
+            let number = self.lines[at].posted + 1;
+            let request = if self.s.op == Op::Read {
+                self.request(end, number)?
+            } else {
+                // A Read is answered after all that was sent before it is placed.
+                let len = self.case.size.min(8);
                 let into = self.session.source.slice(..len)?;
-                let from = end.remote.slice(..len as u64)?;
-                self.lines[at].posted += 1;
-                end.qp.post_send(SendRequest::read(self.lines[at].posted, into, from))?;
-            }
-        } else {
-            for (at, end) in self.session.ends.iter().enumerate() {
-                self.lines[at].posted += 1;
-                end.qp.post_send(self.request(end, self.lines[at].posted)?)?;
-            }
+                SendRequest::read(number, into, end.remote.slice(..len as u64)?)
+            };
+            end.qp.post_send(request)?;
+            self.lines[at].posted = number;
         }
         while self.lines.iter().any(|line| line.completed < line.posted) {
             if !self.reap()? {
@@ -222,12 +228,29 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
+    /// Tells the other end that this one sends no more, and serves it until it says so too.
+    fn part(&mut self) -> Result<()> {
+        let Some(end) = self.session.ends.first() else { bail!("no connection") };
+        self.lines[0].posted += 1;
+        end.qp.post_send(SendRequest::send(self.lines[0].posted, ()))?;
+        while !self.peer_has_ended || self.lines[0].completed < self.lines[0].posted {
+            if !self.reap()? {
+                self.stop.check()?;
+            }
+        }
+        self.completed -= 1;
+        Ok(())
+    }
+
     fn measure(&mut self, pace: Pace) -> Result<EndReport> {
         self.run(pace.warm_up())?;
         let (operations, elapsed, cpu) = self.run(pace.seconds())?;
         self.flush()?;
+        if self.s.both_ways {
+            self.part()?;
+        }
         Ok(EndReport {
-            cpu_seconds: cpu.as_secs_f64(),
+            cpu_seconds: cpu,
             cpu_over: operations,
             operations,
             seconds: elapsed.as_secs_f64(),
@@ -257,7 +280,7 @@ pub(super) fn serve(
     pace: Pace,
     stop: &Stop,
 ) -> Result<EndReport> {
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut pump = Pump::new(session, case, s, stop);
     let mut report = EndReport::default();
     if s.both_ways {
@@ -273,7 +296,7 @@ pub(super) fn serve(
     }
     if !s.both_ways {
         // Of Writes and Reads this end knows nothing: it is the client that counts.
-        report.cpu_seconds = (cpu::used() - before).as_secs_f64();
+        report.cpu_seconds = meter.seconds();
         report.cpu_over = pump.received;
         report.total = pump.received;
     }

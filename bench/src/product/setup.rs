@@ -70,7 +70,7 @@ impl Sizes {
         match case.work {
             Work::Stream(s) => {
                 sizes.memory = (case.size * s.footprint).max(8);
-                sizes.send = s.depth as u32 + 1;
+                sizes.send = s.depth as u32 + 2;
                 sizes.receive = (s.depth * RECEIVES_PER_SEND).max(64) as u32;
                 sizes.reads = s.depth.clamp(1, 128) as u16;
                 sizes.connections = s.connections;
@@ -144,13 +144,7 @@ impl Session {
         Ok(session)
     }
 
-    fn connect_one(
-        &self,
-        case: &Case,
-        addr: SocketAddr,
-        reads: u16,
-        qp: QueuePair,
-    ) -> Result<End> {
+    fn connect_one(&self, case: &Case, addr: SocketAddr, reads: u16, qp: QueuePair) -> Result<End> {
         let param = case.wire.param().ird(reads).ord(reads);
         let param = param.private_data(self.memory.remote().to_bytes());
         let conn = cm::connect(addr, &qp, param)
@@ -173,9 +167,9 @@ impl Session {
                 continue;
             }
             if let Some((qp, connecting)) = under_way.pop_front() {
-                let conn = connecting.wait(LIMIT).with_context(|| {
-                    format!("connection {} of {n} to {addr}", self.ends.len())
-                })?;
+                let conn = connecting
+                    .wait(LIMIT)
+                    .with_context(|| format!("connection {} of {n} to {addr}", self.ends.len()))?;
                 self.ends.push(End::new(qp, conn, case)?);
             }
         }
@@ -255,6 +249,8 @@ fn receives(case: &Case) -> usize {
         Work::PingPong { op: Op::Send } | Work::Fairness { .. } => 4,
         Work::PingPong { op: Op::Write } if case.wait != Wait::Poll => 4,
         Work::Stream(Stream { op: Op::Send, depth, .. }) => (depth * RECEIVES_PER_SEND).max(64),
+        // For the word that the other end is done.
+        Work::Stream(Stream { both_ways: true, .. }) => 1,
         _ => 0,
     }
 }

@@ -25,10 +25,10 @@ pub(super) fn drive(session: &Session, pace: Pace, sleeps: bool) -> Result<EndRe
 }
 
 pub(super) fn serve(session: &Session, stop: &Stop) -> Result<EndReport> {
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut times = Recorder::new();
     let total = paced::look(stop, &mut times, |slot| Ok(session.memory.load_u64(slot * 8)?))?;
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     let times = Some(times.times());
     Ok(EndReport { cpu_seconds, cpu_over: total, total, times, ..EndReport::default() })
 }

@@ -66,10 +66,8 @@ fn curves(figures: &[Figure], metrics: &[Metric]) -> Curves {
         let reference = figure.line.reference.as_ref().filter(|case| {
             case.stack == Stack::Tcp && figure.line.metric != Metric::WholeOperation
         });
-        let both = [
-            (Some(&figure.line.ours), &figure.samples),
-            (reference, &figure.reference_samples),
-        ];
+        let both =
+            [(Some(&figure.line.ours), &figure.samples), (reference, &figure.reference_samples)];
         for (case, samples) in both {
             let Some((name, colour)) = case.and_then(name) else { continue };
             let Some(case) = case else { continue };
@@ -178,7 +176,7 @@ where
 }
 
 fn octets(shift: f64) -> String {
-    Octets(1 << (shift.round().clamp(0.0, 40.0) as u32)).to_string()
+    Octets(2_f64.powf(shift).round() as usize).to_string()
 }
 
 /// An axis of powers of two, from one exponent to another.

@@ -28,8 +28,19 @@ fn lay_out(rows: &[Vec<String>]) -> String {
     text
 }
 
-const HEAD: [&str; 11] = [
-    "row", "work", "ours", "reference", "", "ratio", "(min–max)", "bar", "goal", "verdict", "others",
+const HEAD: [&str; 12] = [
+    "row",
+    "work",
+    "ours",
+    "reference",
+    "",
+    "ratio",
+    "(min–max)",
+    "means",
+    "bar",
+    "goal",
+    "verdict",
+    "others",
 ];
 
 /// The table, and the percentiles and CPU seconds below it.
@@ -37,7 +48,8 @@ pub(super) fn plain(figures: &[Figure]) -> String {
     let mut rows = vec![HEAD.map(String::from).to_vec()];
     rows.extend(figures.iter().map(|figure| cells(figure).to_vec()));
     let mut text = lay_out(&rows);
-    text += "\nmedians over rounds: time of an operation (µs, half a round trip where that is what counts), CPU µs of \
+    text += "\n`means`: the ratio of mean times, where `ratio` is that of medians. `others`: processor share of other \
+             processes in the worst round, from 10 %.\n\nmedians over rounds: time of an operation (µs, half a round trip where that is what counts), CPU µs of \
              client + server for an operation\n";
     let mut rows = vec![
         ["row", "work", "", "p50", "p99", "p99.9", "max", "CPU", ""].map(String::from).to_vec(),
@@ -62,7 +74,7 @@ fn row_name(row: Option<u8>) -> String {
     }
 }
 
-fn cells(figure: &Figure) -> [String; 11] {
+fn cells(figure: &Figure) -> [String; 12] {
     let line = &figure.line;
     let spread = |spread: Option<Spread>| spread.map_or_else(String::new, |s| number(s.median));
     let target = |pick: fn(&crate::plan::Target) -> f64| {
@@ -78,9 +90,10 @@ fn cells(figure: &Figure) -> [String; 11] {
         spread(figure.reference_value),
         figure.unit.into(),
         figure.ratio.map_or_else(String::new, |ratio| format!("{:.3}", ratio.median)),
-        figure.ratio.map_or_else(String::new, |ratio| {
-            format!("({:.2}–{:.2})", ratio.min, ratio.max)
-        }),
+        figure
+            .ratio
+            .map_or_else(String::new, |ratio| format!("({:.2}–{:.2})", ratio.min, ratio.max)),
+        figure.ratio_of_means.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)),
         target(|target| target.bar),
         target(|target| target.goal),
         figure
@@ -118,8 +131,7 @@ fn details(figure: &Figure, name: &str, samples: &[Sample]) -> Vec<String> {
     let cpu = |pick: fn(&Sample) -> f64| {
         median(&|sample| Some(pick(sample) * 1e6)).map_or_else(String::new, number)
     };
-    let stalls: u64 =
-        samples.iter().filter_map(|sample| Some(sample.times.as_ref()?.stalls)).sum();
+    let stalls: u64 = samples.iter().filter_map(|sample| Some(sample.times.as_ref()?.stalls)).sum();
     let mut remarks = Vec::new();
     if stalls > 0 {
         remarks.push(format!("{stalls} above 1 ms"));
@@ -152,7 +164,8 @@ pub(super) fn markdown(figures: &[Figure]) -> String {
          |---|---|---|---|---|---|---|---|---|\n",
     );
     for figure in figures {
-        let [row, what, ours, reference, unit, ratio, range, bar, goal, verdict, _] = cells(figure);
+        let [row, what, ours, reference, unit, ratio, range, _, bar, goal, verdict, _] =
+            cells(figure);
         let _ = writeln!(
             text,
             "| {row} | {what} | {ours} | {reference} | {unit} | {ratio} {range} | {bar} | {goal} | {verdict} |"
@@ -178,13 +191,15 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = [vec!["1".into(), "µs".into(), "9".into()], vec!["22".into(), "x".into(), "10".into()]];
+        let rows =
+            [vec!["1".into(), "µs".into(), "9".into()], vec!["22".into(), "x".into(), "10".into()]];
         assert_eq!(lay_out(&rows), " 1  µs   9\n22  x   10\n");
     }
 
     #[test]
     fn numbers_have_three_digits() {
-        let table = [(0.0, "0.00"), (0.1234, "0.123"), (1.0, "1.00"), (12.34, "12.3"), (4096.4, "4096")];
+        let table =
+            [(0.0, "0.00"), (0.1234, "0.123"), (1.0, "1.00"), (12.34, "12.3"), (4096.4, "4096")];
         for (value, text) in table {
             assert_eq!(number(value), text);
         }

@@ -1,7 +1,7 @@
 //! The ping-pong in tokio's current-thread runtime.
 
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,7 +10,8 @@ use tokio::runtime::{Builder, Runtime};
 use crate::case::{Case, Pace};
 use crate::control::Stop;
 use crate::guard::cpu;
-use crate::stats::{EndReport, Recorder};
+use crate::laps::Laps;
+use crate::stats::EndReport;
 
 pub(crate) fn runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("no tokio runtime")
@@ -26,7 +27,6 @@ pub(super) fn drive(stream: TcpStream, case: &Case, pace: Pace) -> Result<EndRep
     let work = async {
         let mut stream = adopt(stream)?;
         let mut octets = vec![7; case.size];
-        let mut times = Recorder::new();
         let mut total = 0;
         let begun = Instant::now();
         while begun.elapsed() < pace.warm_up() {
@@ -34,27 +34,14 @@ pub(super) fn drive(stream: TcpStream, case: &Case, pace: Pace) -> Result<EndRep
             stream.read_exact(&mut octets).await?;
             total += 1;
         }
-        let before = cpu::used();
-        let begun = Instant::now();
-        let mut last = Duration::ZERO;
-        while last < pace.seconds() {
+        let mut laps = Laps::start();
+        while laps.within(pace.seconds()) {
             stream.write_all(&octets).await?;
             stream.read_exact(&mut octets).await?;
             total += 1;
-            let now = begun.elapsed();
-            times.record(now - last);
-            last = now;
+            laps.lap();
         }
-        let times = times.times();
-        anyhow::Ok(EndReport {
-            cpu_seconds: (cpu::used() - before).as_secs_f64(),
-            cpu_over: times.count,
-            operations: times.count,
-            seconds: last.as_secs_f64(),
-            total,
-            times: Some(times),
-            ..EndReport::default()
-        })
+        anyhow::Ok(laps.report(total))
     };
     runtime()?.block_on(async { tokio::time::timeout(pace.limit(), work).await })?
 }
@@ -63,13 +50,13 @@ pub(super) fn serve(stream: TcpStream, case: &Case, stop: &Stop) -> Result<EndRe
     let work = async {
         let mut stream = adopt(stream)?;
         let mut octets = vec![0; case.size];
-        let before = cpu::used();
+        let meter = cpu::Meter::start();
         let mut total = 0;
         while stream.read_exact(&mut octets).await.is_ok() {
             total += 1;
             stream.write_all(&octets).await?;
         }
-        let cpu_seconds = (cpu::used() - before).as_secs_f64();
+        let cpu_seconds = meter.seconds();
         anyhow::Ok(EndReport { cpu_seconds, cpu_over: total, total, ..EndReport::default() })
     };
     runtime()?.block_on(async { tokio::time::timeout(stop.left(), work).await })?

@@ -25,17 +25,17 @@ const PIECE: usize = 256 << 10;
 
 pub(super) fn drive(stream: &TcpStream, case: &Case, s: Stream, pace: Pace) -> Result<EndReport> {
     let source = Ring::new(case.size, s.footprint).into_octets();
-    let mut place = 0;
+    let mut base = 0;
     let mut staged = Vec::with_capacity(PIECE + 2 * (PAYLOAD + HEAD + CRC));
     let report = timed(stride(case.size), pace, || {
-        for (i, payload) in source[place..place + case.size].chunks(PAYLOAD).enumerate() {
-            put(&mut staged, place + i * PAYLOAD, payload);
+        for (i, payload) in source[base..base + case.size].chunks(PAYLOAD).enumerate() {
+            put(&mut staged, base + i * PAYLOAD, payload);
             if staged.len() >= PIECE {
                 send(stream, &staged)?;
                 staged.clear();
             }
         }
-        place = if place + case.size >= source.len() { 0 } else { place + case.size };
+        base = if base + case.size >= source.len() { 0 } else { base + case.size };
         send(stream, &staged)?;
         staged.clear();
         Ok(())
@@ -58,7 +58,7 @@ pub(super) fn serve(mut stream: &TcpStream, case: &Case, s: Stream) -> Result<En
     let mut memory = vec![1; case.size * s.footprint];
     let mut staged = vec![0; 2 * READ];
     let (mut begin, mut end, mut octets, mut empty) = (0, 0, 0_u64, 0);
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     loop {
         match stream.read(&mut staged[end..]) {
             Ok(0) => break,
@@ -79,7 +79,7 @@ pub(super) fn serve(mut stream: &TcpStream, case: &Case, s: Stream) -> Result<En
             (begin, end) = (0, end - begin);
         }
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     stream.set_nonblocking(false)?;
     stream.write_all(&[1])?;
     let total = octets / case.size as u64;

@@ -2,13 +2,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use crate::case::{Case, Pace};
 use crate::guard::cpu;
-use crate::stats::{EndReport, Recorder};
+use crate::laps::Laps;
+use crate::stats::EndReport;
 
 /// Empty turns between two looks at the clock, for a peer that is gone.
 const PATIENCE: u32 = 1 << 24;
@@ -16,7 +17,6 @@ const PATIENCE: u32 = 1 << 24;
 pub(super) fn drive(stream: &TcpStream, case: &Case, pace: Pace) -> Result<EndReport> {
     let out = vec![7; case.size];
     let mut into = vec![0; case.size];
-    let mut times = Recorder::new();
     let mut total = 0;
     let mut turn = || -> Result<()> {
         send(stream, &out)?;
@@ -30,39 +30,26 @@ pub(super) fn drive(stream: &TcpStream, case: &Case, pace: Pace) -> Result<EndRe
     while begun.elapsed() < pace.warm_up() {
         turn()?;
     }
-    let before = cpu::used();
-    let begun = Instant::now();
-    let mut last = Duration::ZERO;
-    while last < pace.seconds() {
+    let mut laps = Laps::start();
+    while laps.within(pace.seconds()) {
         turn()?;
-        let now = begun.elapsed();
-        times.record(now - last);
-        last = now;
+        laps.lap();
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let report = laps.report(total);
     stream.shutdown(std::net::Shutdown::Both)?;
-    let times = times.times();
-    Ok(EndReport {
-        cpu_seconds,
-        cpu_over: times.count,
-        operations: times.count,
-        seconds: last.as_secs_f64(),
-        total,
-        times: Some(times),
-        ..EndReport::default()
-    })
+    Ok(report)
 }
 
 pub(super) fn serve(stream: &TcpStream, case: &Case) -> Result<EndReport> {
     super::set_up(stream, case)?;
     let mut into = vec![0; case.size];
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut total = 0;
     while receive(stream, &mut into)? {
         total += 1;
         send(stream, &into)?;
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     Ok(EndReport { cpu_seconds, cpu_over: total, total, ..EndReport::default() })
 }
 
@@ -86,7 +73,9 @@ pub(super) fn receive(mut stream: &TcpStream, into: &mut [u8]) -> Result<bool> {
         match stream.read(&mut into[got..]) {
             Ok(0) => return Ok(false),
             Ok(n) => got += n,
-            Err(error) if error.kind() == ErrorKind::ConnectionReset && got == 0 => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset && got == 0 => {
+                return Ok(false);
+            }
             Err(error) => turned_away(error, &mut empty).context("plain TCP: read")?,
         }
     }

@@ -71,7 +71,7 @@ pub(super) fn timed(
         }
         total += stride;
     }
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let begun = Instant::now();
     let mut operations = 0;
     let mut elapsed = Duration::ZERO;
@@ -84,7 +84,7 @@ pub(super) fn timed(
     }
     total += operations;
     Ok(EndReport {
-        cpu_seconds: (cpu::used() - before).as_secs_f64(),
+        cpu_seconds: meter.seconds(),
         cpu_over: operations,
         operations,
         seconds: elapsed.as_secs_f64(),
@@ -104,7 +104,7 @@ pub(super) fn finish(mut stream: &TcpStream) -> Result<()> {
 pub(super) fn serve(mut stream: &TcpStream, case: &Case) -> Result<EndReport> {
     super::set_up(stream, case)?;
     let mut into = vec![0; READ];
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let (mut octets, mut empty) = (0_u64, 0);
     loop {
         match stream.read(&mut into) {
@@ -113,7 +113,7 @@ pub(super) fn serve(mut stream: &TcpStream, case: &Case) -> Result<EndReport> {
             Err(error) => turned_away(error, &mut empty).context("plain TCP: read")?,
         }
     }
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     stream.set_nonblocking(false)?;
     stream.write_all(&[1])?;
     let total = octets / case.size as u64;
@@ -132,21 +132,21 @@ pub(super) fn both(
     stream.set_nonblocking(true)?;
     let mut ring = Ring::new(case.size, s.footprint);
     let mut into = vec![0; READ];
-    let (mut sent, mut at, mut place) = (0_u64, 0, ring.next());
+    let (mut sent, mut at, mut base) = (0_u64, 0, ring.next());
     let (mut sending, mut receiving) = (true, true);
-    let mut window: Option<(Instant, Duration, u64)> = None;
+    let mut window: Option<(Instant, cpu::Meter, u64)> = None;
     let mut report = EndReport::default();
     let begun = Instant::now();
     let mut turns = 0_u32;
     while sending || receiving {
         if sending {
-            match stream.write(&ring.octets[place + at..place + case.size]) {
+            match stream.write(&ring.octets[base + at..base + case.size]) {
                 Ok(n) => at += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error).context("plain TCP: write"),
             }
             if at == case.size {
-                (at, sent, place) = (0, sent + 1, ring.next());
+                (at, sent, base) = (0, sent + 1, ring.next());
             }
         }
         if receiving {
@@ -165,15 +165,17 @@ pub(super) fn both(
             continue;
         }
         match window {
-            None if begun.elapsed() >= pace.warm_up() => {
-                window = Some((Instant::now(), cpu::used(), sent));
+            None if begun.elapsed() < pace.warm_up() => {}
+            None => {
+                window = Some((Instant::now(), cpu::Meter::start(), sent));
             }
-            None => {}
-            Some((since, used, before)) if since.elapsed() >= pace.seconds() && at == 0 => {
+            Some((since, meter, before))
+                if since.elapsed() >= pace.seconds() && at == 0 && sent > before =>
+            {
                 report.operations = sent - before;
                 report.cpu_over = report.operations;
                 report.seconds = since.elapsed().as_secs_f64();
-                report.cpu_seconds = (cpu::used() - used).as_secs_f64();
+                report.cpu_seconds = meter.seconds();
                 stream.shutdown(Shutdown::Write)?;
                 sending = false;
             }

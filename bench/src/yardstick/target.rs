@@ -42,10 +42,10 @@ pub(super) fn serve(stream: TcpStream, stop: &Stop) -> Result<EndReport> {
             Ok(())
         })
     };
-    let before = cpu::used();
+    let meter = cpu::Meter::start();
     let mut times = Recorder::new();
     let total = paced::look(stop, &mut times, |slot| Ok(memory[slot].load(Ordering::Acquire)))?;
-    let cpu_seconds = (cpu::used() - before).as_secs_f64();
+    let cpu_seconds = meter.seconds();
     reader.join().map_err(|_| anyhow!("the reading thread panicked"))??;
     let times = Some(times.times());
     Ok(EndReport { cpu_seconds, cpu_over: total, total, times, ..EndReport::default() })

@@ -1,7 +1,6 @@
 //! A live connection: its socket, its protocol stream, and one pass over both.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +48,6 @@ pub(crate) struct Link {
     deadline: Option<Instant>,
     /// When a close that waits for what is posted becomes one that does not.
     resort: Option<Instant>,
-    recent: Recent,
     /// The stream had nothing to send when it was asked last, and nothing has happened since.
     quiet: bool,
     /// Operations that the stream has.
@@ -135,7 +133,6 @@ impl Link {
             armed: None,
             deadline: None,
             resort: None,
-            recent: Recent::default(),
             quiet: false,
             submitted: 0,
             taken: 0,
@@ -197,6 +194,7 @@ impl Link {
         asked: Asked,
         posted: &mut Option<Operation<Wqe>>,
         reporter: &mut Reporter,
+        recent: &mut Recent,
         incoming: &mut VecDeque<Operation<Wqe>>,
         out: &mut Outbox,
     ) -> Progress {
@@ -206,14 +204,13 @@ impl Link {
             let mut first = None;
             if who == Caller::Poll && asked.is_empty() && !qp.sq.any() && self.only_waits(driver) {
                 // The usual poll finds nothing: that much, and no more, is its cost.
-                match self.socket.recv(&mut scratch.rx) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                    received => first = Some(received),
+                first = self.socket.try_recv(&mut scratch.rx);
+                if first.is_none() {
+                    return;
                 }
             }
             let mut clock = PassClock::default();
-            let mut recent = std::mem::take(&mut self.recent);
-            let mut mem = QpMemory::new(qp, &mut recent, self.closed);
+            let mut mem = QpMemory::new(qp, recent, self.closed);
             if !asked.is_empty() {
                 self.obey(qp, asked, &mut clock, incoming);
             }
@@ -224,7 +221,7 @@ impl Link {
             let mut sends =
                 !(self.tx.blocked && who == Caller::Post && !asked.contains(Asked::SOCKET));
             loop {
-                let mut moved = self.submit(qp, posted.take(), incoming);
+                let mut moved = self.submit(qp, posted, incoming);
                 if receives {
                     receives = false;
                     match self.receive(&mut mem, scratch, &mut clock, driver, first.take()) {
@@ -259,8 +256,6 @@ impl Link {
                     break;
                 }
             }
-            drop(mem);
-            self.recent = recent;
         });
         if !progress.found_work && asked.is_empty() && who == Caller::Poll {
             // Nothing has changed, so there is nothing to follow it.
@@ -326,7 +321,7 @@ impl Link {
         }
         if asked.contains(Asked::CLOSE) {
             // What is posted goes out first (DDP-041).
-            self.submit(qp, None, incoming);
+            self.submit(qp, &mut None, incoming);
             self.stream.close(clock.now());
             self.resort = clock.now().checked_add(close_limit(qp.device.config.user_timeout));
         }
@@ -352,19 +347,20 @@ impl Link {
     fn submit(
         &mut self,
         qp: &QpInner,
-        posted: Option<Operation<Wqe>>,
+        posted: &mut Option<Operation<Wqe>>,
         incoming: &mut VecDeque<Operation<Wqe>>,
     ) -> bool {
         let accepts = self.stream.state().accepts_work();
-        if let Some(operation) = posted {
+        if posted.is_some() {
             if accepts && !qp.sq.any() {
-                match self.stream.submit(operation) {
-                    Ok(()) => self.submitted += 1,
-                    Err(refused) => qp.sq.append([refused.operation]),
+                match posted.take().map(|operation| self.stream.submit(operation)) {
+                    Some(Ok(())) => self.submitted += 1,
+                    Some(Err(refused)) => qp.sq.append([refused.operation]),
+                    None => {}
                 }
                 return true;
             }
-            qp.sq.append([operation]);
+            qp.sq.append(posted.take());
         }
         if !accepts || !qp.sq.any() {
             return false;
@@ -385,6 +381,14 @@ impl Link {
     /// Reports what has ended.
     fn events(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) -> bool {
         let mut any = false;
+        if self.foreseen.is_empty() {
+            // What has succeeded and nothing else, which is most of what there is.
+            while let Some((buffer, len)) = self.stream.poll_success() {
+                any = true;
+                self.submitted = self.submitted.saturating_sub(1);
+                reporter.end(qp, buffer, Outcome::Success, len, out);
+            }
+        }
         while let Some(event) = self.next_event(reporter) {
             any = true;
             match event {
@@ -516,6 +520,9 @@ impl Link {
     /// with the one it knows.
     fn keep_time(&mut self, qp: &QpInner, driver: &Driver) {
         let stream = self.stream.poll_timeout();
+        if stream.is_none() && self.resort.is_none() {
+            return;
+        }
         if let Some(at) = [stream, self.resort].into_iter().flatten().min()
             && self.deadline.is_none_or(|known| at < known)
         {
@@ -531,6 +538,9 @@ impl Link {
 
     /// Has the driver told of whatever this connection waits for, unless a program polls for it.
     fn arm(&mut self, qp: &QpInner, driver: &Driver) {
+        if qp.parked.load(Ordering::Acquire) {
+            return;
+        }
         let wanted = Interest { read: self.reads(), write: self.tx.blocked };
         if self.hung_up && wanted == Interest::default() {
             // It would be reported at once, to no avail: the socket has nothing new to tell. Reading and
@@ -540,7 +550,7 @@ impl Link {
         let known = self
             .armed
             .is_some_and(|armed| (armed.read || !wanted.read) && (armed.write || !wanted.write));
-        if known || qp.parked.load(Ordering::Acquire) {
+        if known {
             return;
         }
         self.armed = Some(wanted);

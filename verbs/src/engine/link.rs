@@ -351,15 +351,17 @@ impl Link {
         incoming: &mut VecDeque<Operation<Wqe>>,
     ) -> bool {
         let accepts = self.stream.state().accepts_work();
-        if posted.is_some() {
-            if accepts && !qp.sq.any() {
-                match posted.take().map(|operation| self.stream.submit(operation)) {
-                    Some(Ok(())) => self.submitted += 1,
-                    Some(Err(refused)) => qp.sq.append([refused.operation]),
-                    None => {}
-                }
-                return true;
+        if accepts
+            && !qp.sq.any()
+            && let Some(operation) = posted.take()
+        {
+            match self.stream.submit(operation) {
+                Ok(()) => self.submitted += 1,
+                Err(refused) => qp.sq.append([refused.operation]),
             }
+            return true;
+        }
+        if posted.is_some() {
             qp.sq.append(posted.take());
         }
         if !accepts || !qp.sq.any() {

@@ -29,7 +29,7 @@ impl From<&Negotiated> for Framing {
 /// Octets of an FPDU without markers: a multiple of 4 (MPA-046, MPA-049).
 #[inline]
 pub(crate) const fn body_len(ulpdu_len: usize) -> usize {
-    let padded = ulpdu_len.saturating_add(LENGTH_LEN).saturating_add(3) & !3;
+    let padded = ulpdu_len.saturating_add(LENGTH_LEN + 3) & !3;
     padded.saturating_add(CRC_LEN)
 }
 

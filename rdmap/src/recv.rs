@@ -107,6 +107,13 @@ impl Fault {
     fn blaming(error: impl Into<Error>, blame: Blame) -> Self {
         Self { error: error.into(), blame, request: None }
     }
+
+    #[cold]
+    fn about(self, ulpdu: &[u8]) -> Refused {
+        let Self { error, blame, request } = self;
+        let culprit = Culprit { read_request: request, ..Culprit::of_ulpdu(ulpdu) };
+        Refused { error, culprit, blame }
+    }
 }
 
 impl<B> Receiver<B> {
@@ -162,11 +169,10 @@ impl<B> Receiver<B> {
         memory: &mut M,
         transmitted: u64,
     ) -> Result<Accepted<B>, Refused> {
-        self.dispatch(ulpdu, memory, transmitted).map_err(|fault| {
-            let Fault { error, blame, request } = fault;
-            let culprit = Culprit { read_request: request, ..Culprit::of_ulpdu(ulpdu) };
-            Refused { error, culprit, blame }
-        })
+        match self.dispatch(ulpdu, memory, transmitted) {
+            Ok(accepted) => Ok(accepted),
+            Err(fault) => Err(fault.about(ulpdu)),
+        }
     }
 
     #[inline]

@@ -504,6 +504,12 @@ impl<B> Sender<B> {
         self.queue.retire(transmitted)
     }
 
+    /// As [`retire`](Self::retire), for what has no other outcome than success.
+    #[inline]
+    pub(crate) fn retire_success(&mut self, transmitted: u64) -> Option<(B, u32)> {
+        self.queue.retire_success(transmitted)
+    }
+
     /// Takes the next operation, complete or not.
     pub(crate) fn flush(&mut self) -> Option<Done<B>> {
         self.queue.flush()

@@ -213,15 +213,39 @@ impl<B> SendQueue<B> {
     /// Takes the front operation if it is complete: in order, whatever finished first (ORD-13).
     #[inline]
     pub(crate) fn retire(&mut self, transmitted: u64) -> Option<Done<B>> {
-        let front = self.entries.front()?;
-        let complete = front.verdict.is_none()
-            && match front.progress {
-                // ORD-12, DDP-036
-                Progress::Sent { end, .. } => end <= transmitted,
-                Progress::Answered => true, // ORD-15
-                Progress::Queued | Progress::Outstanding { .. } => false,
-            };
-        if complete { self.take_front(Outcome::Success) } else { None }
+        if self.front_is_complete(transmitted) { self.take_front(Outcome::Success) } else { None }
+    }
+
+    /// The same, of which only buffer and length are wanted.
+    #[inline]
+    pub(crate) fn retire_success(&mut self, transmitted: u64) -> Option<(B, u32)> {
+        if !self.front_is_complete(transmitted) {
+            return None;
+        }
+        let entry = self.entries.front_mut()?;
+        let success = entry.buffer.take().map(|buffer| (buffer, entry.len));
+        self.drop_front();
+        success
+    }
+
+    #[inline]
+    fn front_is_complete(&self, transmitted: u64) -> bool {
+        self.entries.front().is_some_and(|front| {
+            front.verdict.is_none()
+                && match front.progress {
+                    // ORD-12, DDP-036
+                    Progress::Sent { end, .. } => end <= transmitted,
+                    Progress::Answered => true, // ORD-15
+                    Progress::Queued | Progress::Outstanding { .. } => false,
+                }
+        })
+    }
+
+    #[inline]
+    fn drop_front(&mut self) {
+        self.entries.pop_front();
+        self.base = self.base.wrapping_add(1);
+        self.current = self.current.saturating_sub(1);
     }
 
     /// Takes the front operation although it is not complete.
@@ -239,9 +263,7 @@ impl<B> SendQueue<B> {
             outcome: entry.verdict.unwrap_or(outcome),
             len: entry.len,
         });
-        self.entries.pop_front();
-        self.base = self.base.wrapping_add(1);
-        self.current = self.current.saturating_sub(1);
+        self.drop_front();
         done
     }
 }

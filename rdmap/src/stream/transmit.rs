@@ -50,13 +50,16 @@ impl<B> Stream<B> {
                     continue;
                 }
             };
-            let size = self.limits.size;
+            let size = &self.limits.size;
             let crc = self.limits.crc;
-            let Some(cut) = record.cut(&size, &self.framer, &draft, crc) else { break };
+            let Some(cut) = record.cut(size, &self.framer, &draft, crc) else { break };
             match self.send(&draft, cut, memory, out) {
                 Ok(wire_len) => {
                     let ulpdu_len = draft.header_len().saturating_add(cut.len as usize);
-                    if !record.push(&size, wire_len, ulpdu_len) {
+                    if !record.push(&self.config.size, wire_len, ulpdu_len) {
+                        break;
+                    }
+                    if !self.sender.may_send() {
                         break;
                     }
                 }
@@ -238,11 +241,11 @@ impl Record {
         // DDP-025, MPA-042
         let cut = Segmenter::new(draft.len, room).cut_at(draft.offset)?;
         let ulpdu_len = |payload: u32| header_len.saturating_add(payload as usize);
-        let wire_len = framer.framed_len(ulpdu_len(cut.len));
-        let most = framer.framed_len(size.mulpdu);
-        let aligned = !size.shares_segments;
-        if aligned && self.loose > 0 && self.loose.saturating_add(wire_len) > most {
-            return None;
+        if !size.shares_segments && self.loose > 0 {
+            let wire_len = framer.framed_len(ulpdu_len(cut.len));
+            if self.loose.saturating_add(wire_len) > framer.framed_len(size.mulpdu) {
+                return None;
+            }
         }
         if !crc || size.keeps_trailer_whole(self.len, ulpdu_len(cut.len)) {
             return Some(cut);

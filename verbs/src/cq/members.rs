@@ -152,8 +152,8 @@ impl Members {
             }
         }
         let first = self.turn.load(Ordering::Relaxed);
-        for step in 0..ACTIVE_MAX {
-            let turn = first.wrapping_add(step as u32);
+        for (step, ahead) in (0..ACTIVE_MAX).zip(0..) {
+            let turn = first.wrapping_add(ahead);
             let (qp, count) = {
                 let active = self.active.lock();
                 let place = if active.len() > 1 { turn as usize % active.len() } else { 0 };

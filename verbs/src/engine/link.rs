@@ -1,7 +1,6 @@
 //! A live connection: its socket, its protocol stream, and one pass over both.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +48,6 @@ pub(crate) struct Link {
     deadline: Option<Instant>,
     /// When a close that waits for what is posted becomes one that does not.
     resort: Option<Instant>,
-    recent: Recent,
     /// The stream had nothing to send when it was asked last, and nothing has happened since.
     quiet: bool,
     /// Operations that the stream has.
@@ -137,7 +135,6 @@ impl Link {
             armed: None,
             deadline: None,
             resort: None,
-            recent: Recent::default(),
             quiet: false,
             submitted: 0,
             taken: 0,
@@ -199,6 +196,7 @@ impl Link {
         asked: Asked,
         posted: &mut Option<Operation<Wqe>>,
         reporter: &mut Reporter,
+        recent: &mut Recent,
         incoming: &mut VecDeque<Operation<Wqe>>,
         out: &mut Outbox,
     ) -> Progress {
@@ -208,14 +206,13 @@ impl Link {
             let mut first = None;
             if who == Caller::Poll && asked.is_empty() && !qp.sq.any() && self.only_waits(driver) {
                 // The usual poll finds nothing: that much, and no more, is its cost.
-                match self.socket.recv(&mut scratch.rx) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                    received => first = Some(received),
+                first = self.socket.try_recv(&mut scratch.rx);
+                if first.is_none() {
+                    return;
                 }
             }
             let mut clock = PassClock::default();
-            let mut recent = std::mem::take(&mut self.recent);
-            let mut mem = QpMemory::new(qp, &mut recent, self.closed);
+            let mut mem = QpMemory::new(qp, recent, self.closed);
             if !asked.is_empty() {
                 self.obey(qp, asked, &mut clock, incoming);
             }
@@ -226,7 +223,7 @@ impl Link {
             let mut sends =
                 !(self.tx.blocked && who == Caller::Post && !asked.contains(Asked::SOCKET));
             loop {
-                let mut moved = self.submit(qp, posted.take(), incoming);
+                let mut moved = self.submit(qp, posted, incoming);
                 if receives {
                     receives = false;
                     match self.receive(&mut mem, scratch, &mut clock, driver, first.take()) {
@@ -261,8 +258,6 @@ impl Link {
                     break;
                 }
             }
-            drop(mem);
-            self.recent = recent;
         });
         if !progress.found_work && asked.is_empty() && who == Caller::Poll {
             // Nothing has changed, so there is nothing to follow it.
@@ -328,7 +323,7 @@ impl Link {
         }
         if asked.contains(Asked::CLOSE) {
             // What is posted goes out first (DDP-041).
-            self.submit(qp, None, incoming);
+            self.submit(qp, &mut None, incoming);
             self.stream.close(clock.now());
             self.resort = clock.now().checked_add(close_limit(qp.device.config.user_timeout));
         }
@@ -354,19 +349,22 @@ impl Link {
     fn submit(
         &mut self,
         qp: &QpInner,
-        posted: Option<Operation<Wqe>>,
+        posted: &mut Option<Operation<Wqe>>,
         incoming: &mut VecDeque<Operation<Wqe>>,
     ) -> bool {
         let accepts = self.stream.state().accepts_work();
-        if let Some(operation) = posted {
-            if accepts && !qp.sq.any() {
-                match self.stream.submit(operation) {
-                    Ok(()) => self.submitted += 1,
-                    Err(refused) => qp.sq.append([refused.operation]),
-                }
-                return true;
+        if accepts
+            && !qp.sq.any()
+            && let Some(operation) = posted.take()
+        {
+            match self.stream.submit(operation) {
+                Ok(()) => self.submitted += 1,
+                Err(refused) => qp.sq.append([refused.operation]),
             }
-            qp.sq.append([operation]);
+            return true;
+        }
+        if posted.is_some() {
+            qp.sq.append(posted.take());
         }
         if !accepts || !qp.sq.any() {
             return false;
@@ -387,6 +385,14 @@ impl Link {
     /// Reports what has ended.
     fn events(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) -> bool {
         let mut any = false;
+        if self.foreseen.is_empty() {
+            // What has succeeded and nothing else, which is most of what there is.
+            while let Some((buffer, len)) = self.stream.poll_success() {
+                any = true;
+                self.submitted = self.submitted.saturating_sub(1);
+                reporter.end(qp, buffer, Outcome::Success, len, out);
+            }
+        }
         while let Some(event) = self.next_event(reporter) {
             any = true;
             match event {
@@ -522,6 +528,9 @@ impl Link {
     /// with the one it knows.
     fn keep_time(&mut self, qp: &QpInner, driver: &Driver) {
         let stream = self.stream.poll_timeout();
+        if stream.is_none() && self.resort.is_none() {
+            return;
+        }
         if let Some(at) = [stream, self.resort].into_iter().flatten().min()
             && self.deadline.is_none_or(|known| at < known)
         {
@@ -537,6 +546,9 @@ impl Link {
 
     /// Has the driver told of whatever this connection waits for, unless a program polls for it.
     fn arm(&mut self, qp: &QpInner, driver: &Driver) {
+        if qp.parked.load(Ordering::Acquire) {
+            return;
+        }
         let wanted = Interest { read: self.reads(), write: self.tx.blocked };
         if self.hung_up && wanted == Interest::default() {
             // It would be reported at once, to no avail: the socket has nothing new to tell. Reading and
@@ -546,7 +558,7 @@ impl Link {
         let known = self
             .armed
             .is_some_and(|armed| (armed.read || !wanted.read) && (armed.write || !wanted.write));
-        if known || qp.parked.load(Ordering::Acquire) {
+        if known {
             return;
         }
         self.armed = Some(wanted);

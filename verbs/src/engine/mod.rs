@@ -45,6 +45,7 @@ use parking_lot::MutexGuard;
 
 pub(crate) use self::asked::{Asked, AskedWord};
 pub(crate) use self::link::{Link, Sizes};
+use self::memory::Recent;
 use self::outbox::Outbox;
 use self::report::Reporter;
 use crate::attr::QpState;
@@ -109,6 +110,7 @@ pub(crate) struct Engine {
     /// Requests on their way from the send queue to the stream. Empty between passes, or in order in
     /// front of the send queue.
     incoming: VecDeque<Operation<Wqe>>,
+    recent: Recent,
     /// Nobody has a handle any more: everything goes with the connection.
     abandoned: bool,
 }
@@ -282,7 +284,7 @@ impl Engine {
     ) -> Progress {
         let asked = qp.asked.take();
         self.abandoned |= asked.contains(Asked::ABANDON);
-        let Self { link, reporter, incoming, .. } = self;
+        let Self { link, reporter, incoming, recent, .. } = self;
         let Some(live) = link else {
             // Without a connection, what is asked of one has no effect.
             if let Some(operation) = posted.take() {
@@ -297,7 +299,7 @@ impl Engine {
             }
             return Progress::default();
         };
-        let progress = live.pass(qp, who, asked, posted, reporter, incoming, out);
+        let progress = live.pass(qp, who, asked, posted, reporter, recent, incoming, out);
         if let Some((cause, clean)) = live.take_end() {
             self.end(qp, cause, clean, out);
             return Progress { found_work: true, more: false };

@@ -59,7 +59,7 @@ impl Rx {
     /// Nothing is held, and more may come.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.held.is_empty() && !self.ended
+        self.held.is_empty() && self.at.is_empty() && !self.ended
     }
 
     /// Gives back what the budget was charged.

@@ -63,6 +63,7 @@ impl Scratch {
 
     /// An empty batch. A lean one has room for a single FPDU, or for several that are together no longer
     /// than the longest.
+    #[allow(clippy::unnecessary_box_returns, reason = "it changes hands twice in each pass")]
     pub(super) fn take_tx(&mut self, lean: bool) -> Box<TxBatch> {
         if lean {
             // It grows with the first FPDU, and is full then.

@@ -80,3 +80,17 @@ impl Wqe {
         }
     }
 }
+
+#[cfg(all(test, target_pointer_width = "64"))]
+mod tests {
+    use iwarp_rdmap::{Event, Operation};
+
+    use super::*;
+
+    /// A request is moved some six times from its posting to its completion, so each octet counts.
+    #[test]
+    fn requests_are_no_larger_than_they_were() {
+        let sizes = [size_of::<Wqe>(), size_of::<Operation<Wqe>>(), size_of::<Event<Wqe>>()];
+        assert!(sizes <= [104, 144, 144], "{sizes:?}");
+    }
+}

@@ -115,6 +115,16 @@ impl Socket {
         Ok(received)
     }
 
+    /// As [`recv`](Self::recv); `None` if nothing is there.
+    #[inline]
+    pub(crate) fn try_recv(&self, into: &mut [u8]) -> Option<io::Result<usize>> {
+        match rustix::io::retry_on_intr(|| net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT)) {
+            Ok((received, _)) => Some(Ok(received)),
+            Err(Errno::AGAIN) => None,
+            Err(error) => Some(Err(error.into())),
+        }
+    }
+
     /// Sends octets, possibly not all; `WouldBlock` if none. Never raises SIGPIPE.
     #[inline]
     pub(crate) fn send(&self, octets: &[u8]) -> io::Result<usize> {

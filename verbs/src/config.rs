@@ -101,7 +101,8 @@ impl Default for DeviceConfig {
 
 impl DeviceConfig {
     /// The largest FPDU to send: one TCP segment as RFC 5044 recommends (MPA-042), or so many octets.
-    /// Default 16 KiB, or one segment if that is more.
+    /// Default 16 KiB, or one segment if that is more, as it is inside of a host. Any other number is kept
+    /// there too.
     #[must_use]
     pub const fn fpdu_limit(mut self, limit: FpduLimit) -> Self {
         self.fpdu_limit = limit;

@@ -74,7 +74,7 @@ fn a_reset_is_noticed_while_a_send_is_held_back() {
 }
 
 /// What an initiator puts on the wire when it does something.
-fn wire_of(setup: &Setup, act: impl FnOnce(&End)) -> (Vec<u8>, End) {
+pub(super) fn wire_of(setup: &Setup, act: impl FnOnce(&End)) -> (Vec<u8>, End) {
     let end = setup.end();
     let (left, mut tap) = tcp_pair();
     setup.start(&end, left, Role::Initiator);

@@ -268,7 +268,9 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_written() {
-        for (text, octets) in [("1", 1), ("64", 64), ("4k", 4096), ("64KiB", 65536), ("1m", 1 << 20)] {
+        for (text, octets) in
+            [("1", 1), ("64", 64), ("4k", 4096), ("64KiB", 65536), ("1m", 1 << 20)]
+        {
             assert_eq!(parse_octets(text), Ok(octets), "{text}");
         }
         for text in ["", "0", "k", "-1", "2g", "1.5k", "99999999999999999999"] {

@@ -15,7 +15,12 @@ use crate::case::{Fpdu, Op, Wait, parse_fpdu, parse_octets};
 /// Each case runs once in each round, plain TCP right before iWARP. A ratio is that of one round; what is shown is
 /// the median over rounds, with minimum and maximum in brackets. Latencies are medians of a round.
 #[derive(Debug, Parser)]
-#[command(name = "iwarp-bench", version, max_term_width = 120, args_conflicts_with_subcommands = false)]
+#[command(
+    name = "iwarp-bench",
+    version,
+    max_term_width = 120,
+    args_conflicts_with_subcommands = false
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<What>,
@@ -193,8 +198,16 @@ mod tests {
     fn the_command_line_makes_sense() {
         Cli::command().debug_assert();
         let cli = Cli::try_parse_from([
-            "iwarp-bench", "latency", "--size", "64,4k", "--wait", "poll,block", "--pin", "none",
-            "--crc", "both",
+            "iwarp-bench",
+            "latency",
+            "--size",
+            "64,4k",
+            "--wait",
+            "poll,block",
+            "--pin",
+            "none",
+            "--crc",
+            "both",
         ])
         .expect("a command line");
         assert_eq!(cli.run.pin, Pins(None));

@@ -130,11 +130,9 @@ impl Remote {
         self.next += 1;
         self.say(&Request::Job { id, case: case.clone(), pace })?;
         match self.hear(HELLO_LIMIT)? {
-            Reply::Ready { id: same, port } if same == id => Ok(Begun {
-                id,
-                limit: pace.limit(),
-                addr: SocketAddr::new(self.peer.ip(), port),
-            }),
+            Reply::Ready { id: same, port } if same == id => {
+                Ok(Begun { id, limit: pace.limit(), addr: SocketAddr::new(self.peer.ip(), port) })
+            }
             Reply::Failed { what, .. } => Err(anyhow!("server: {what}")),
             other => bail!("the server answered a job with {other:?}"),
         }

@@ -15,12 +15,8 @@ pub(crate) fn idle_wanted(cli: &Cli) -> usize {
 }
 
 fn wires(cli: &Cli) -> Vec<Wire> {
-    let wire = |crc| Wire {
-        crc,
-        markers: cli.wire.markers,
-        fpdu: cli.wire.fpdu,
-        inline: cli.wire.inline,
-    };
+    let wire =
+        |crc| Wire { crc, markers: cli.wire.markers, fpdu: cli.wire.fpdu, inline: cli.wire.inline };
     match cli.wire.crc {
         Crc::On => vec![wire(true)],
         Crc::Off => vec![wire(false)],

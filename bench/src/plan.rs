@@ -265,14 +265,16 @@ mod tests {
     #[test]
     fn verdicts_know_their_direction() {
         let times = Target { bar: 1.15, goal: 1.05 };
-        for (value, verdict) in
-            [(1.0, Verdict::Goal), (1.05, Verdict::Goal), (1.1, Verdict::Bar), (1.2, Verdict::Missed)]
-        {
+        for (value, verdict) in [
+            (1.0, Verdict::Goal),
+            (1.05, Verdict::Goal),
+            (1.1, Verdict::Bar),
+            (1.2, Verdict::Missed),
+        ] {
             assert_eq!(Metric::HalfRoundTrip.verdict(times, value), verdict, "{value}");
         }
         let rates = Target { bar: 0.9, goal: 0.96 };
-        for (value, verdict) in
-            [(1.0, Verdict::Goal), (0.9, Verdict::Bar), (0.89, Verdict::Missed)]
+        for (value, verdict) in [(1.0, Verdict::Goal), (0.9, Verdict::Bar), (0.89, Verdict::Missed)]
         {
             assert_eq!(Metric::Bandwidth.verdict(rates, value), verdict, "{value}");
         }
@@ -282,10 +284,8 @@ mod tests {
     #[test]
     fn a_reference_runs_once_in_a_round_and_before_ours() {
         let wire = Wire { crc: true, ..Wire::NONE };
-        let lines = [
-            ping_pong(Op::Write, 64, Wait::Poll, wire),
-            ping_pong(Op::Send, 64, Wait::Poll, wire),
-        ];
+        let lines =
+            [ping_pong(Op::Write, 64, Wait::Poll, wire), ping_pong(Op::Send, 64, Wait::Poll, wire)];
         let cases = cases(&lines);
         assert_eq!(cases.len(), 3);
         assert_eq!(cases[0].stack, Stack::Tcp);

@@ -30,11 +30,8 @@ pub(crate) fn lines(extent: Extent, wire: Wire, idle: usize) -> Vec<Line> {
 fn latency(full: bool, on: Wire) -> Vec<Line> {
     let mut lines = Vec::new();
     let sizes: &[usize] = if full { &[1, 8, 64] } else { &[64] };
-    let ways = [
-        (1, Wait::Poll, 1.15, 1.05),
-        (2, Wait::Block, 1.25, 1.08),
-        (3, Wait::Await, 1.20, 1.08),
-    ];
+    let ways =
+        [(1, Wait::Poll, 1.15, 1.05), (2, Wait::Block, 1.25, 1.08), (3, Wait::Await, 1.20, 1.08)];
     for (row, wait, bar, goal) in ways {
         for &size in sizes.iter().filter(|&&size| row == 1 || size != 8) {
             for op in [Op::Write, Op::Send] {
@@ -127,8 +124,7 @@ pub(crate) fn idle(wire: Wire, idle: usize) -> Vec<Line> {
 /// Row 15: bandwidth and rate of several connections, against one.
 pub(crate) fn busy(wire: Wire, connections: usize) -> Vec<Line> {
     let lists = Stream { list: 64, depth: 128, ..Stream::default() };
-    let cases =
-        [(Stream::default(), 64 << 10, Metric::Bandwidth), (lists, 64, Metric::Rate)];
+    let cases = [(Stream::default(), 64 << 10, Metric::Bandwidth), (lists, 64, Metric::Rate)];
     let line = |(one, size, metric)| {
         let own = iwarp(Work::Stream(one), size, Wait::Poll, wire);
         let line = stream(Stream { connections, ..one }, size, Wait::Poll, wire, metric);
@@ -141,17 +137,15 @@ pub(crate) fn busy(wire: Wire, connections: usize) -> Vec<Line> {
 fn alone(on: Wire) -> Vec<Line> {
     let target = Line {
         row: Some(16),
-        what: "Write 8 B to a target that makes no call, one way / TCP with a reading thread".into(),
+        what: "Write 8 B to a target that makes no call, one way / TCP with a reading thread"
+            .into(),
         ours: iwarp(Work::Target, 8, Wait::Poll, on),
         reference: Some(tcp(Work::Target, 8, Wait::Poll)),
         metric: Metric::OneWay,
         target: None,
     };
-    let slowest = Line {
-        what: "the same, slowest".into(),
-        metric: Metric::Slowest,
-        ..target.clone()
-    };
+    let slowest =
+        Line { what: "the same, slowest".into(), metric: Metric::Slowest, ..target.clone() };
     let fair = |bulk| iwarp(Work::Fairness { bulk }, 64, Wait::Poll, on);
     let fairness = Line {
         row: None,

@@ -8,10 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// CPU time of all threads of this process.
 pub(crate) fn used() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        u64::try_from(now.tv_sec).unwrap_or(0),
-        u32::try_from(now.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// Nanoseconds on a clock that all processes of a machine share.

@@ -34,7 +34,12 @@ pub(super) struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    pub(super) fn new(session: &'a Session, case: &'a Case, op: Op, stop: &'a Stop) -> Result<Self> {
+    pub(super) fn new(
+        session: &'a Session,
+        case: &'a Case,
+        op: Op,
+        stop: &'a Stop,
+    ) -> Result<Self> {
         let Some(end) = session.ends.first() else { bail!("no connection") };
         Ok(Self {
             session,

@@ -144,13 +144,7 @@ impl Session {
         Ok(session)
     }
 
-    fn connect_one(
-        &self,
-        case: &Case,
-        addr: SocketAddr,
-        reads: u16,
-        qp: QueuePair,
-    ) -> Result<End> {
+    fn connect_one(&self, case: &Case, addr: SocketAddr, reads: u16, qp: QueuePair) -> Result<End> {
         let param = case.wire.param().ird(reads).ord(reads);
         let param = param.private_data(self.memory.remote().to_bytes());
         let conn = cm::connect(addr, &qp, param)
@@ -173,9 +167,9 @@ impl Session {
                 continue;
             }
             if let Some((qp, connecting)) = under_way.pop_front() {
-                let conn = connecting.wait(LIMIT).with_context(|| {
-                    format!("connection {} of {n} to {addr}", self.ends.len())
-                })?;
+                let conn = connecting
+                    .wait(LIMIT)
+                    .with_context(|| format!("connection {} of {n} to {addr}", self.ends.len()))?;
                 self.ends.push(End::new(qp, conn, case)?);
             }
         }

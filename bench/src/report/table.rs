@@ -28,7 +28,17 @@ fn lay_out(rows: &[Vec<String>]) -> String {
 }
 
 const HEAD: [&str; 11] = [
-    "row", "work", "ours", "reference", "", "ratio", "(min–max)", "bar", "goal", "verdict", "others",
+    "row",
+    "work",
+    "ours",
+    "reference",
+    "",
+    "ratio",
+    "(min–max)",
+    "bar",
+    "goal",
+    "verdict",
+    "others",
 ];
 
 /// The table, and the percentiles and CPU seconds below it.
@@ -69,9 +79,9 @@ fn cells(figure: &Figure) -> [String; 11] {
         spread(figure.reference_value),
         figure.unit.into(),
         figure.ratio.map_or_else(String::new, |ratio| format!("{:.3}", ratio.median)),
-        figure.ratio.map_or_else(String::new, |ratio| {
-            format!("({:.2}–{:.2})", ratio.min, ratio.max)
-        }),
+        figure
+            .ratio
+            .map_or_else(String::new, |ratio| format!("({:.2}–{:.2})", ratio.min, ratio.max)),
         target(|target| target.bar),
         target(|target| target.goal),
         figure
@@ -109,8 +119,7 @@ fn details(figure: &Figure, name: &str, samples: &[Sample]) -> Vec<String> {
     let cpu = |pick: fn(&Sample) -> f64| {
         median(&|sample| Some(pick(sample) * 1e6)).map_or_else(String::new, number)
     };
-    let stalls: u64 =
-        samples.iter().filter_map(|sample| Some(sample.times.as_ref()?.stalls)).sum();
+    let stalls: u64 = samples.iter().filter_map(|sample| Some(sample.times.as_ref()?.stalls)).sum();
     let mut remarks = Vec::new();
     if stalls > 0 {
         remarks.push(format!("{stalls} above 1 ms"));
@@ -169,13 +178,15 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = [vec!["1".into(), "µs".into(), "9".into()], vec!["22".into(), "x".into(), "10".into()]];
+        let rows =
+            [vec!["1".into(), "µs".into(), "9".into()], vec!["22".into(), "x".into(), "10".into()]];
         assert_eq!(lay_out(&rows), " 1  µs   9\n22  x   10\n");
     }
 
     #[test]
     fn numbers_have_three_digits() {
-        let table = [(0.0, "0.00"), (0.1234, "0.123"), (1.0, "1.00"), (12.34, "12.3"), (4096.4, "4096")];
+        let table =
+            [(0.0, "0.00"), (0.1234, "0.123"), (1.0, "1.00"), (12.34, "12.3"), (4096.4, "4096")];
         for (value, text) in table {
             assert_eq!(number(value), text);
         }

@@ -86,7 +86,9 @@ pub(super) fn receive(mut stream: &TcpStream, into: &mut [u8]) -> Result<bool> {
         match stream.read(&mut into[got..]) {
             Ok(0) => return Ok(false),
             Ok(n) => got += n,
-            Err(error) if error.kind() == ErrorKind::ConnectionReset && got == 0 => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset && got == 0 => {
+                return Ok(false);
+            }
             Err(error) => turned_away(error, &mut empty).context("plain TCP: read")?,
         }
     }

@@ -56,7 +56,7 @@ impl<B> Stream<B> {
             match self.send(&draft, cut, memory, out) {
                 Ok(wire_len) => {
                     let ulpdu_len = draft.header_len().saturating_add(cut.len as usize);
-                    if !record.push(&self.config.size, wire_len, ulpdu_len) {
+                    if !record.push(&self.limits.size, wire_len, ulpdu_len) {
                         break;
                     }
                     if !self.sender.may_send() {

@@ -34,6 +34,8 @@ pub(super) struct Members {
     active: Mutex<Vec<Active>>,
     /// There are connected queue pairs that are not active.
     crowded: AtomicBool,
+    /// More than one is connected.
+    several: AtomicBool,
     /// Where the next poll begins, so that a busy connection does not shut the others out.
     turn: AtomicU32,
 }
@@ -96,6 +98,7 @@ impl Members {
         let mut active = self.active.lock();
         if active.len() < ACTIVE_MAX {
             active.push(Active { number, qp, worked: self.turn.load(Ordering::Relaxed) });
+            self.several.store(active.len() > 1, Ordering::Relaxed);
             return;
         }
         drop(active);
@@ -209,6 +212,12 @@ impl Members {
         self.make_set(&self.table.lock())
     }
 
+    /// Whether more than one connection reports here.
+    #[inline]
+    pub(super) fn are_several(&self) -> bool {
+        self.several.load(Ordering::Relaxed)
+    }
+
     pub(super) fn wake_threads(&self) {
         // Whoever sleeps has made it.
         if let Some(set) = self.set.get() {
@@ -261,10 +270,12 @@ impl Members {
     fn deactivate(&self, number: u32, table: &HashMap<u32, Member>) {
         let mut active = self.active.lock();
         active.retain(|active| active.number != number);
+        self.several.store(active.len() > 1, Ordering::Relaxed);
         // Others may stay outside although there is room now: work of theirs will bring them in.
         if self.crowded.load(Ordering::Relaxed) {
             let connected = table.values().filter(|member| member.socket.is_some()).count();
             self.crowded.store(connected > active.len(), Ordering::Relaxed);
+            self.several.store(connected > 1, Ordering::Relaxed);
         }
     }
 }

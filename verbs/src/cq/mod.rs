@@ -190,6 +190,12 @@ impl CqInner {
         }
     }
 
+    /// Whether more than one connection reports here.
+    #[inline]
+    pub(crate) fn has_several(&self) -> bool {
+        self.members.are_several()
+    }
+
     /// Makes a queue pair report here; once for each of its work queues that does.
     pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
         self.members.attach(qp);

@@ -52,6 +52,10 @@ impl<'a> QpMemory<'a> {
         Self { qp, peer: qp.peer(), found: None, recent, closed, taken: 0 }
     }
 
+    pub(super) fn qp(&self) -> &QpInner {
+        self.qp
+    }
+
     pub(super) fn domain(&self) -> PdId {
         self.peer.domain
     }

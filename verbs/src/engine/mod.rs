@@ -10,6 +10,7 @@
 //! | `kick.rs`, `asked.rs` | who runs, and what it is asked to do besides moving data |
 //! | `link.rs` | a connection, and one pass over it |
 //! | `rx.rs`, `tx.rs` | the two directions |
+//! | `share.rs` | how long a pass stays |
 //! | `scratch.rs`, `budget.rs` | staging memory: borrowed for a pass, charged between passes |
 //! | `memory.rs` | registered memory and the receive queue, as the stream sees them |
 //! | `report.rs`, `verdict.rs` | completions; events of the device |
@@ -27,6 +28,7 @@ mod parking;
 mod report;
 mod rx;
 mod scratch;
+mod share;
 mod tx;
 mod verdict;
 

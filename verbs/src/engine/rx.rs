@@ -5,13 +5,11 @@ use std::ops::Range;
 
 use iwarp_rdmap::{LostCause, Need};
 
+use super::Caller;
 use super::driver::Driver;
 use super::link::{Link, PassClock};
 use super::memory::QpMemory;
 use super::scratch::{RX_LEN, Scratch};
-
-/// Octets that one pass takes from a socket before others get their turn.
-const BUDGET: usize = 1 << 20;
 
 /// Octets that tell the length of an FPDU, unless a marker comes first.
 const LENGTH_FIELD: usize = 2;
@@ -142,6 +140,7 @@ impl Link {
         if self.rx.ended {
             return Received::Drained { moved: false };
         }
+        let budget = super::share::of_pass(mem.qp(), Caller::Poll);
         let Range { mut start, mut end } = self.rx.bring(scratch);
         let buffer = &mut scratch.rx;
         let mut need = self.rx.need;
@@ -235,7 +234,7 @@ impl Link {
             if waits || (empty && self.tx.lost.is_none()) {
                 break Received::Drained { moved };
             }
-            if taken >= BUDGET {
+            if taken >= budget {
                 break Received::More;
             }
         };

@@ -18,11 +18,6 @@ use super::scratch::{Scratch, TX_LEN};
 use crate::mem::{Access, GatherList, Region, SendFlags};
 use crate::sys::Socket;
 
-/// Octets that one pass gives to a socket before others get their turn: that of a poll, which will be
-/// back, and of anybody else.
-const POLL_BUDGET: usize = 1 << 20;
-const BUDGET: usize = 4 << 20;
-
 /// Unsent octets up to here are copied to memory of their size, rather than keeping the whole batch.
 const SMALL: usize = 16 * 1024;
 
@@ -107,7 +102,7 @@ impl Link {
         driver: &Driver,
         who: Caller,
     ) -> Sent {
-        let budget = if who == Caller::Poll { POLL_BUDGET } else { BUDGET };
+        let budget = super::share::of_pass(mem.qp(), who);
         self.tx.blocked = false;
         if self.tx.lost.is_some() {
             return Sent::Done { moved: false };

@@ -4,6 +4,7 @@
 
 mod faults;
 mod flush;
+mod gather;
 mod ops;
 mod post;
 mod progress;

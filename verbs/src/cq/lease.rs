@@ -20,6 +20,8 @@ pub(crate) struct Lease {
     polls: AtomicU32,
     /// Polls that found nothing since one found something.
     streak: AtomicU32,
+    /// Polls that found something.
+    finds: AtomicU32,
     /// Threads inside of a wait, which will see each socket themselves.
     sleepers: AtomicU32,
 }
@@ -31,8 +33,15 @@ impl Lease {
     }
 
     /// A number that moves as long as somebody polls.
+    #[inline]
     pub(crate) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
+    }
+
+    /// A number that moves as long as polls find something.
+    #[inline]
+    pub(crate) fn finds(&self) -> u32 {
+        self.finds.load(Ordering::Relaxed)
     }
 
     /// Ends the lease: the program has stopped polling.
@@ -51,6 +60,8 @@ impl Lease {
     /// A poll found something.
     #[inline]
     pub(super) fn found(&self) {
+        let finds = self.finds.load(Ordering::Relaxed).wrapping_add(1);
+        self.finds.store(finds, Ordering::Relaxed);
         if self.streak.load(Ordering::Relaxed) != 0 {
             self.streak.store(0, Ordering::Relaxed);
         }

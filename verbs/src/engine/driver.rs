@@ -22,6 +22,7 @@ use tokio::runtime::{Builder, Handle};
 
 use super::asked::Asked;
 use super::budget::Budget;
+use super::gather::Watching;
 use super::{Caller, parking::Parking};
 use crate::mem::without_signals;
 use crate::qp::QpInner;
@@ -52,6 +53,8 @@ struct Shared {
 struct Inbox {
     /// To be run once.
     runnable: Vec<Arc<QpInner>>,
+    /// Queue pairs that have begun to gather requests.
+    gathering: Vec<Arc<QpInner>>,
     /// New deadlines.
     deadlines: Vec<(Instant, u64)>,
     /// The device is gone.
@@ -117,6 +120,13 @@ impl Driver {
             shared.inbox.lock().runnable.push(Arc::clone(qp));
             shared.wake();
         }
+    }
+
+    /// Has the driver look now and then at what a connection gathers.
+    pub(super) fn watch(&self, qp: &Arc<QpInner>) {
+        let Some(shared) = self.running.get() else { return };
+        shared.inbox.lock().gathering.push(Arc::clone(qp));
+        shared.wake();
     }
 
     /// Has a connection run by the driver at some time.
@@ -250,6 +260,7 @@ async fn run(shared: &Shared, mut waiter: DriverWaiter) {
 struct Agenda {
     deadlines: BinaryHeap<Reverse<(Instant, u64)>>,
     parking: Parking,
+    watching: Watching,
     runnable: Vec<Arc<QpInner>>,
     /// When the timer goes off.
     timer: Option<Instant>,
@@ -267,6 +278,7 @@ impl Agenda {
             }
             std::mem::swap(&mut inbox.runnable, &mut self.runnable);
             self.deadlines.extend(inbox.deadlines.drain(..).map(Reverse));
+            inbox.gathering.drain(..).for_each(|qp| self.watching.add(qp));
         }
         for ready in ready.drain(..) {
             if let Some(qp) = shared.find(ready.key) {
@@ -291,8 +303,8 @@ impl Agenda {
     }
 
     fn keep_time(&mut self, shared: &Shared) {
-        let mut next = self.parking.next_look();
-        if next.is_some() || !self.deadlines.is_empty() {
+        let (mut next, mut gathered) = (self.parking.next_look(), self.watching.next_look());
+        if next.is_some() || gathered.is_some() || !self.deadlines.is_empty() {
             let now = Instant::now();
             while let Some(&Reverse((at, key))) = self.deadlines.peek()
                 && at <= now
@@ -306,12 +318,12 @@ impl Agenda {
             if next.is_some_and(|at| at <= now) {
                 next = self.parking.look(now);
             }
+            if gathered.is_some_and(|at| at <= now) {
+                gathered = self.watching.look(now);
+            }
         }
         let due = self.deadlines.peek().map(|Reverse((at, _))| *at);
-        let timer = match (next, due) {
-            (Some(next), Some(due)) => Some(next.min(due)),
-            (next, due) => next.or(due),
-        };
+        let timer = [next, gathered, due].into_iter().flatten().min();
         if timer != self.timer || self.timer.is_some_and(|at| at <= Instant::now()) {
             let after = timer.map(|at| at.saturating_duration_since(Instant::now()));
             let set = shared.set.set_timer(after);

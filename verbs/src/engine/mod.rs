@@ -8,6 +8,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `kick.rs`, `asked.rs` | who runs, and what it is asked to do besides moving data |
+//! | `gather.rs` | requests posted one by one that are sent together |
 //! | `link.rs` | a connection, and one pass over it |
 //! | `rx.rs`, `tx.rs` | the two directions |
 //! | `share.rs` | how long a pass stays |
@@ -20,6 +21,7 @@
 mod asked;
 mod budget;
 pub(crate) mod driver;
+pub(crate) mod gather;
 pub(crate) mod kick;
 mod link;
 mod memory;
@@ -46,6 +48,7 @@ use iwarp_rdmap::{CloseCause, LostCause, Operation};
 use parking_lot::MutexGuard;
 
 pub(crate) use self::asked::{Asked, AskedWord};
+use self::gather::Polls;
 pub(crate) use self::link::{Link, Sizes};
 use self::memory::Recent;
 use self::outbox::Outbox;
@@ -176,10 +179,15 @@ impl QpInner {
         }
     }
 
-    /// Runs the engine unless somebody does already.
+    /// Runs the engine unless somebody does already. That one is to look again if requests wait.
     pub(crate) fn drive_for_poll(self: &Arc<Self>) -> Drove {
-        if self.kick.try_enter() {
-            self.run(Caller::Poll, None)
+        let waiting = self.sq.any();
+        if self.kick.try_enter() || (waiting && self.kick.enter()) {
+            let drove = self.run(Caller::Poll, None);
+            if waiting {
+                self.gather.sent_by_poll(self.polls());
+            }
+            drove
         } else {
             Drove { found_work: false, busy: true }
         }
@@ -195,6 +203,32 @@ impl QpInner {
         if self.kick.enter() {
             self.run(Caller::Post, None);
         }
+    }
+
+    /// Puts an operation into the send queue to be sent together with those that follow.
+    pub(crate) fn gather_operation(self: &Arc<Self>, operation: Operation<Wqe>) {
+        if self.sq.gather(operation) {
+            self.drive(Caller::Post);
+            self.gather.sent();
+        } else if self.gather.watch.announce() {
+            self.driver().watch(self);
+        }
+    }
+
+    /// Sends what was gathered, before something that is not to overtake it.
+    pub(crate) fn send_gathered(self: &Arc<Self>) {
+        if self.sq.any() {
+            self.drive(Caller::Post);
+        }
+    }
+
+    /// Polls of the completion queues so far.
+    #[inline]
+    pub(crate) fn polls(&self) -> Polls {
+        let [send, receive] = [self.send_cq.lease(), self.recv_cq.lease()];
+        let empty = send.polls().wrapping_add(receive.polls());
+        let all = empty.wrapping_add(send.finds()).wrapping_add(receive.finds());
+        Polls { empty, all }
     }
 
     fn run(self: &Arc<Self>, who: Caller, mut posted: Option<Operation<Wqe>>) -> Drove {

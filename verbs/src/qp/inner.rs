@@ -19,6 +19,7 @@ use crate::attr::{QpAttributes, QpCaps, QpConfig, QpState};
 use crate::cq::CqInner;
 use crate::device::DeviceInner;
 use crate::engine::driver::Driver;
+use crate::engine::gather::Gather;
 use crate::engine::kick::Kick;
 use crate::engine::{Asked, AskedWord, Caller, Engine, Link, Observer, Sizes};
 use crate::error::Error;
@@ -48,6 +49,7 @@ pub(crate) struct QpInner {
     pub(crate) kick: Kick,
     pub(crate) engine: Mutex<Engine>,
     pub(crate) asked: AskedWord,
+    pub(crate) gather: Gather,
     /// On the driver's list of those to be run.
     pub(crate) scheduled: AtomicBool,
     /// ... unless a program polls for it.
@@ -127,6 +129,7 @@ impl QpInner {
             kick: Kick::new(),
             engine: Mutex::default(),
             asked: AskedWord::default(),
+            gather: Gather::default(),
             scheduled: AtomicBool::new(false),
             polled: AtomicBool::new(false),
             parked: AtomicBool::new(false),
@@ -275,6 +278,7 @@ impl QpInner {
 
     /// Takes a step of the state table and does what it says.
     fn change(self: &Arc<Self>, event: QpEvent) {
+        self.send_gathered();
         if let Ok(action) = self.state.step(event) {
             self.act(action);
         }
@@ -300,6 +304,7 @@ impl QpInner {
         if to == QpState::Reset {
             return self.reset();
         }
+        self.send_gathered();
         let action = self.state.step(QpEvent::Modify(to)).map_err(refused)?;
         self.act(action);
         Ok(())
@@ -324,12 +329,14 @@ impl QpInner {
     /// The last handle is gone: ends the connection, and lets go of everything once it is over. Never
     /// blocks.
     pub(super) fn abandon(self: &Arc<Self>) {
+        self.send_gathered();
         self.ask(Asked::ABANDON);
         self.drive(Caller::Post);
     }
 
     /// Takes everything away at once. Waits for the pass that may be running.
     pub(super) fn destroy(self: &Arc<Self>) -> Result<(), Error> {
+        self.send_gathered();
         // FC-076: with the engine locked no pass runs, and those that follow find nothing to touch.
         let mut engine = self.engine.lock();
         if !self.attached.load(Ordering::Acquire) {

@@ -10,6 +10,7 @@ use super::QpInner;
 use super::slot::Slot;
 use super::wqe::{RecvWqe, Reply, SendWqe, Wqe};
 use crate::attr::QpState;
+use crate::engine::gather::Way;
 use crate::engine::{Asked, Caller};
 use crate::mem::KeyTable;
 use crate::wr::{PostError, PostErrorCause, RecvRequest, SendFlags, SendOperation, SendRequest};
@@ -18,7 +19,8 @@ use crate::wr::{PostError, PostErrorCause, RecvRequest, SendFlags, SendOperation
 const CHUNK: usize = 8;
 
 impl QpInner {
-    /// Posts one request and runs the engine: a small one is with TCP when this returns.
+    /// Posts one request and runs the engine: a small one is with TCP when this returns, unless it is one
+    /// of a row and gathered (`gather.rs`).
     pub(crate) fn post_send(
         self: &Arc<Self>,
         request: SendRequest,
@@ -26,7 +28,20 @@ impl QpInner {
     ) -> Result<(), PostError> {
         match self.admit_send(&request) {
             Ok(len) => {
-                self.drive_operation(self.operation(request, len, reply));
+                // A request that is awaited goes at once: its task has nothing else to do, or so it seems.
+                let way = match reply {
+                    Reply::Cq => self.gather.post(self.polls()),
+                    Reply::Slot(_) => Way::Alone,
+                };
+                let operation = self.operation(request, len, reply);
+                match way {
+                    Way::Alone => self.drive_operation(operation),
+                    Way::Follows => {
+                        self.drive_operation(operation);
+                        self.gather.sent();
+                    }
+                    Way::Waits => self.gather_operation(operation),
+                }
                 self.send_cq.offer(self);
                 Ok(())
             }

@@ -4,20 +4,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use iwarp_rdmap::Operation;
+use iwarp_rdmap::{Operation, OperationKind};
 use parking_lot::Mutex;
 
 use super::wqe::Wqe;
 use crate::cq::QueueSlots;
+use crate::engine::gather::{MOST_OCTETS, MOST_REQUESTS};
 
 /// Posted operations, in order.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     pub(crate) slots: Arc<QueueSlots>,
-    posted: Mutex<VecDeque<Operation<Wqe>>>,
-    /// Whether `posted` holds anything: changed with it locked, looked at without. A pass that misses a
+    posted: Mutex<Posted>,
+    /// Whether it holds anything: changed with it locked, looked at without. A pass that misses a
     /// change is followed by the one that the poster's kick asks for.
     any: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Posted {
+    operations: VecDeque<Operation<Wqe>>,
+    /// Octets of the payloads that were gathered.
+    gathered: u64,
 }
 
 impl SendQueue {
@@ -31,9 +39,23 @@ impl SendQueue {
 
     /// Appends operations whose slots are reserved. The engine has to be run afterwards.
     pub(crate) fn append(&self, operations: impl IntoIterator<Item = Operation<Wqe>>) {
+        let operations_posted = &mut self.posted.lock().operations;
+        operations_posted.extend(operations);
+        self.any.store(!operations_posted.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Appends an operation that may wait for more. `true`: there is enough, and the engine has to be run.
+    pub(crate) fn gather(&self, operation: Operation<Wqe>) -> bool {
+        let octets = match operation.kind {
+            // Its request is small.
+            OperationKind::Read { .. } => 0,
+            _ => u64::from(operation.len),
+        };
         let mut posted = self.posted.lock();
-        posted.extend(operations);
-        self.any.store(!posted.is_empty(), Ordering::Relaxed);
+        posted.gathered += octets;
+        posted.operations.push_back(operation);
+        self.any.store(true, Ordering::Relaxed);
+        posted.operations.len() >= MOST_REQUESTS || posted.gathered >= MOST_OCTETS
     }
 
     /// Whether there is anything to take.
@@ -45,11 +67,12 @@ impl SendQueue {
     pub(crate) fn take(&self, into: &mut VecDeque<Operation<Wqe>>) {
         debug_assert!(into.is_empty(), "operations would change their order");
         let mut posted = self.posted.lock();
-        std::mem::swap(&mut *posted, into);
+        std::mem::swap(&mut posted.operations, into);
+        posted.gathered = 0;
         self.any.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.posted.lock().is_empty()
+        self.posted.lock().operations.is_empty()
     }
 }

@@ -5,6 +5,7 @@
 mod bulk;
 mod faults;
 mod flush;
+mod gather;
 mod ops;
 mod post;
 mod progress;

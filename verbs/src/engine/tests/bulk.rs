@@ -62,7 +62,7 @@ fn nothing_of_a_damaged_fpdu_is_placed() {
             assert!(placed[..before] == sent[..before], "FPDU {damaged}, octet {place}");
             assert!(placed[before..].iter().all(|&o| o == 0xaa), "FPDU {damaged}, octet {place}");
             // MPA-081: a Terminate of layer 2, unless the responder may not speak yet.
-            let code = qp.0.inner.connection().ending.map(|ending| ending.terminate.code.raw());
+            let code = qp.0.inner.ending().map(|ending| ending.terminate.code.raw());
             assert_eq!(code.map(|code| code >> 12), (damaged > 0).then_some(2));
             writer.join().unwrap();
         }

@@ -49,8 +49,8 @@ use crate::sync::atomic::AtomicU32 as WatchWord;
 /// So many requests are sent without waiting for more.
 pub(crate) const MOST_REQUESTS: usize = 32;
 
-/// ... or so many octets of their payload.
-pub(crate) const MOST_OCTETS: u64 = 64 * 1024;
+/// ... or so many octets of their payload: what one system call sends.
+pub(crate) const MOST_OCTETS: u64 = 256 * 1024;
 
 /// Requests that come later after one another are not of a row.
 const PAUSE: Duration = Duration::from_micros(1);

@@ -70,7 +70,7 @@ impl QueuePair {
     ///
     /// From the third on, requests posted in a row may be gathered and sent with one system call: those of
     /// a program that polls between its rows. They go with its next empty poll, or wait or await, of one
-    /// of the queue pair's completion queues, when there are 32 of them or 64 KiB, with the next that comes
+    /// of the queue pair's completion queues, when there are 32 of them or 256 KiB, with the next that comes
     /// after a pause of a microsecond, or, if there is nothing of all that, within a millisecond.
     ///
     /// Refused without effect in `Reset` and `Init`, with a full queue, or if the request itself is

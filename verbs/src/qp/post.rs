@@ -29,9 +29,10 @@ impl QpInner {
         match self.admit_send(&request) {
             Ok(len) => {
                 // A request that is awaited goes at once: its task has nothing else to do, or so it seems.
+                // And without a connection there is nothing to wait for, nor a driver that would come.
                 let way = match reply {
-                    Reply::Cq => self.gather.post(self.polls()),
-                    Reply::Slot(_) => Way::Alone,
+                    Reply::Cq if self.state.get() == QpState::Rts => self.gather.post(self.polls()),
+                    Reply::Cq | Reply::Slot(_) => Way::Alone,
                 };
                 let operation = self.operation(request, len, reply);
                 match way {

@@ -51,7 +51,7 @@ fn the_driver_sends_what_is_left() {
 #[test]
 fn so_many_or_so_long_are_sent_at_once() {
     let Pair { a, b } = Setup::default().connect();
-    let (near, far) = (a.pattern(40_000, 3), b.region(40_000));
+    let (near, far) = (a.pattern(160_000, 3), b.region(160_000));
     a.gather();
     for at in 0..32 {
         a.qp.post_send(write(&near, &far, at)).unwrap();

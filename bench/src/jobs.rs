@@ -100,6 +100,9 @@ pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
         Some(What::Serve { .. }) => {}
     }
     let is_table = matches!(cli.command, None | Some(What::Table { .. }));
+    if is_table {
+        lines.sort_by_key(|line| line.row);
+    }
     if is_table && cli.output.plot.is_some() {
         lines.extend(rows::sweep(extent, wires(cli)[0]));
     }

@@ -1,6 +1,6 @@
 //! The scheduler's group: against a build in another terminal a nice value does nothing, the group's does.
 
-use std::{fs, io};
+use std::{fs, io, process, thread};
 
 const AUTOGROUP: &str = "/proc/self/autogroup";
 
@@ -15,14 +15,30 @@ impl Favoured {
         let before = nice(&fs::read_to_string(AUTOGROUP)?)
             .ok_or_else(|| io::Error::other("no group of its own"))?;
         fs::write(AUTOGROUP, "-20")?;
+        thread::spawn(move || restore_when_interrupted(before));
         Ok(Self { before })
     }
 }
 
+/// The group is that of the user's terminal, and outlives a program that is interrupted.
+fn restore_when_interrupted(before: i32) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else {
+        return;
+    };
+    if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+        restore(before);
+        process::exit(130);
+    }
+}
+
+fn restore(before: i32) {
+    // The shell behind us may not mind, but others would.
+    let _ = fs::write(AUTOGROUP, before.to_string());
+}
+
 impl Drop for Favoured {
     fn drop(&mut self) {
-        // The shell behind us may not mind, but others would.
-        let _ = fs::write(AUTOGROUP, self.before.to_string());
+        restore(self.before);
     }
 }
 

@@ -46,12 +46,12 @@ pub(super) fn draw(file: &Path, figures: &[Figure]) -> Result<()> {
     for (area, (title, unit, logarithmic, curves)) in
         root.split_evenly((1, charts.len())).iter().zip(&charts)
     {
+        let (low, high) = bounds(curves);
         let drawn = if *logarithmic {
-            let (low, high) = bounds(curves, 0.8, 1.25);
-            chart(area, title, unit, curves, (low..high).log_scale())
+            let axis = Powers::around(low, high);
+            chart(area, (title, unit), curves, axis, (f64::log2, |value| number(value.exp2())))
         } else {
-            let (_, high) = bounds(curves, 1.0, 1.15);
-            chart(area, title, unit, curves, 0.0..high)
+            chart(area, (title, unit), curves, 0.0..high * 1.1, (|value| value, number))
         };
         drawn.with_context(|| file.display().to_string())?;
     }
@@ -106,19 +106,22 @@ fn name(case: &Case) -> Option<((u8, String), RGBColor)> {
     Some(((place, format!("{op}, {crc}")), colour))
 }
 
-fn bounds(curves: &Curves, below: f64, above: f64) -> (f64, f64) {
+fn bounds(curves: &Curves) -> (f64, f64) {
     let spreads = || curves.values().flat_map(|(_, curve)| curve.values());
     let low = spreads().map(|s| s.min).fold(f64::INFINITY, f64::min);
     let high = spreads().map(|s| s.max).fold(0.0, f64::max);
-    (low * below, high * above)
+    (low, high)
 }
+
+/// Where a value is on an axis, and what a place of the axis is called.
+type Scale = (fn(f64) -> f64, fn(f64) -> String);
 
 fn chart<Y>(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-    title: &str,
-    unit: &str,
+    (title, unit): (&str, &str),
     curves: &Curves,
     y: impl AsRangedCoord<CoordDescType = Y, Value = f64>,
+    (scale, label): Scale,
 ) -> Result<()>
 where
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -129,9 +132,10 @@ where
     let mut chart = ChartBuilder::on(area)
         .caption(title, (FONT, 17))
         .margin(14)
+        .margin_right(26)
         .x_label_area_size(42)
         .y_label_area_size(56)
-        .build_cartesian_2d(Powers(low.ilog2(), (high.next_power_of_two().ilog2()).max(1)), y)
+        .build_cartesian_2d(Powers::around(low as f64, high as f64), y)
         .map_err(|error| failed(&error))?;
     chart
         .configure_mesh()
@@ -140,20 +144,21 @@ where
         .axis_style(RGBColor(120, 120, 120))
         .label_style((FONT, 13))
         .axis_desc_style((FONT, 14))
-        .x_labels(12)
+        .x_labels(9)
         .x_label_formatter(&|shift| octets(*shift))
-        .y_label_formatter(&|value| format!("{value}"))
+        .y_label_formatter(&|value| label(*value))
         .x_desc("size of a message")
         .y_desc(unit)
         .draw()
         .map_err(|error| failed(&error))?;
     for ((_, name), (colour, curve)) in curves {
         let colour = *colour;
-        let points = || curve.iter().map(|(&size, s)| ((size as f64).log2(), s.median));
+        let points = || curve.iter().map(|(&size, s)| ((size as f64).log2(), scale(s.median)));
         // From the slowest round to the fastest one.
         let ranges = curve.iter().map(|(&size, s)| {
             let x = (size as f64).log2();
-            PathElement::new(vec![(x, s.min), (x, s.max)], colour.mix(0.35).stroke_width(4))
+            let ends = vec![(x, scale(s.min)), (x, scale(s.max))];
+            PathElement::new(ends, colour.mix(0.35).stroke_width(4))
         });
         chart.draw_series(ranges).map_err(|error| failed(&error))?;
         chart
@@ -179,8 +184,21 @@ fn octets(shift: f64) -> String {
     Octets(2_f64.powf(shift).round() as usize).to_string()
 }
 
+fn number(value: f64) -> String {
+    // Small enough to be read, and without the noise of floating point.
+    format!("{}", (value * 1000.0).round() / 1000.0)
+}
+
 /// An axis of powers of two, from one exponent to another.
-struct Powers(u32, u32);
+struct Powers(i32, i32);
+
+impl Powers {
+    /// The shortest one that has both values.
+    fn around(low: f64, high: f64) -> Self {
+        let (low, high) = (low.log2().floor() as i32, high.log2().ceil() as i32);
+        Self(low, high.max(low + 1))
+    }
+}
 
 impl Ranged for Powers {
     type FormatOption = plotters::coord::ranged1d::DefaultFormatting;
@@ -188,13 +206,14 @@ impl Ranged for Powers {
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
         let (low, high) = (f64::from(self.0), f64::from(self.1));
-        let part = (value - low) / (high - low).max(1.0);
+        let part = (value - low) / (high - low);
         limit.0 + (part * f64::from(limit.1 - limit.0)).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        let step = (self.1 - self.0).div_ceil(hint.max_num_points().max(1) as u32).max(1);
-        (self.0..=self.1).step_by(step as usize).map(f64::from).collect()
+        let most = hint.max_num_points().max(1);
+        let step = (self.0.abs_diff(self.1) as usize).div_ceil(most).max(1);
+        (self.0..=self.1).step_by(step).map(f64::from).collect()
     }
 
     fn range(&self) -> std::ops::Range<f64> {
@@ -251,5 +270,14 @@ mod tests {
             assert!(text.contains(word), "{word}");
         }
         assert!(draw(&file, &[]).is_err());
+    }
+
+    #[test]
+    fn an_axis_has_both_ends() {
+        let axis = Powers::around(3.0, 20.0);
+        assert_eq!((axis.0, axis.1), (1, 5));
+        assert_eq!((axis.map(&1.0, (0, 100)), axis.map(&5.0, (0, 100))), (0, 100));
+        assert_eq!(number(2_f64.exp2()), "4");
+        assert_eq!(octets(16.0), "64 KiB");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::case::{Case, Op, Work};
 use crate::plan::{Figure, Verdict};
 use crate::rows::FAIRNESS;
 use crate::stats::{Sample, Spread};
@@ -36,29 +37,36 @@ const HEAD: [&str; 12] = [
     "",
     "ratio",
     "(min–max)",
-    "means",
+    "verdict",
     "bar",
     "goal",
-    "verdict",
+    "means",
     "others",
 ];
+const CASES: [&str; 8] = ["", "case", "/s", "p50", "p99", "p99.9", "max", "CPU"];
+const LEGEND: &str = "
+`ratio`: median over rounds of ours/reference, in the unit shown. `means`: the same of mean times.
+`others`: share of the machine that other processes used in the worst round, from 10 %.
 
-/// The table, and the percentiles and CPU seconds below it.
+medians over rounds: operations a second, times in µs (half a round trip for ping-pong, but whole Reads), CPU µs of
+client + server for an operation
+";
+
+/// The table, and below it percentiles and CPU seconds of each case.
 pub(super) fn plain(figures: &[Figure]) -> String {
     let mut rows = vec![HEAD.map(String::from).to_vec()];
     rows.extend(figures.iter().map(|figure| cells(figure).to_vec()));
     let mut text = lay_out(&rows);
-    text += "\n`means`: the ratio of mean times, where `ratio` is that of medians. `others`: processor share of other \
-             processes in the worst round, from 10 %.\n\nmedians over rounds: time of an operation (µs, half a round trip where that is what counts), CPU µs of \
-             client + server for an operation\n";
-    let mut rows = vec![
-        ["row", "work", "", "p50", "p99", "p99.9", "max", "CPU", ""].map(String::from).to_vec(),
-    ];
+    text += LEGEND;
+    let mut rows = vec![CASES.map(String::from).to_vec()];
+    let mut seen: Vec<&Case> = Vec::new();
     for figure in figures {
-        let ends = [("ours", &figure.samples), ("ref.", &figure.reference_samples)];
-        for (name, samples) in ends {
-            if !samples.is_empty() {
-                rows.push(details(figure, name, samples));
+        let reference =
+            figure.line.reference.as_ref().map(|case| (case, &figure.reference_samples));
+        for (case, samples) in reference.into_iter().chain([(&figure.line.ours, &figure.samples)]) {
+            if !seen.contains(&case) {
+                seen.push(case);
+                rows.push(details(case, samples));
             }
         }
     }
@@ -93,9 +101,6 @@ fn cells(figure: &Figure) -> [String; 12] {
         figure
             .ratio
             .map_or_else(String::new, |ratio| format!("({:.2}–{:.2})", ratio.min, ratio.max)),
-        figure.ratio_of_means.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)),
-        target(|target| target.bar),
-        target(|target| target.goal),
         figure
             .verdict
             .map_or("", |verdict| match verdict {
@@ -104,6 +109,9 @@ fn cells(figure: &Figure) -> [String; 12] {
                 Verdict::Missed => "MISSED",
             })
             .into(),
+        target(|target| target.bar),
+        target(|target| target.goal),
+        figure.ratio_of_means.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median)),
         disturbed(figure),
     ]
 }
@@ -115,12 +123,12 @@ fn disturbed(figure: &Figure) -> String {
     if most < 0.1 { String::new() } else { format!("{:.0} %", most * 100.0) }
 }
 
-fn details(figure: &Figure, name: &str, samples: &[Sample]) -> Vec<String> {
-    let halves = matches!(
-        figure.line.metric,
-        crate::plan::Metric::HalfRoundTrip | crate::plan::Metric::Tail
+fn details(case: &Case, samples: &[Sample]) -> Vec<String> {
+    let whole = matches!(
+        case.work,
+        Work::PingPong { op: Op::Read } | Work::Stream(_) | Work::Target { .. }
     );
-    let unit = if halves { 2000.0 } else { 1000.0 };
+    let unit = if whole { 1000.0 } else { 2000.0 };
     let median = |pick: &dyn Fn(&Sample) -> Option<f64>| {
         Spread::of(samples.iter().filter_map(pick)).map(|spread| spread.median)
     };
@@ -145,9 +153,9 @@ fn details(figure: &Figure, name: &str, samples: &[Sample]) -> Vec<String> {
         remarks.push(format!("client {client:.0} B, server {server:.0} B"));
     }
     vec![
-        row_name(figure.line.row),
-        figure.line.what.clone(),
-        name.into(),
+        String::new(),
+        case.to_string(),
+        median(&|sample| Some(sample.per_second)).map_or_else(String::new, number),
         time(|t| t.p50),
         time(|t| t.p99),
         time(|t| t.p999),
@@ -164,7 +172,7 @@ pub(super) fn markdown(figures: &[Figure]) -> String {
          |---|---|---|---|---|---|---|---|---|\n",
     );
     for figure in figures {
-        let [row, what, ours, reference, unit, ratio, range, _, bar, goal, verdict, _] =
+        let [row, what, ours, reference, unit, ratio, range, verdict, bar, goal, _, _] =
             cells(figure);
         let _ = writeln!(
             text,

@@ -126,6 +126,8 @@ mod engine;
 mod error;
 mod event;
 mod mem;
+#[doc(hidden)]
+pub mod micro;
 mod pd;
 mod qp;
 mod stats;

@@ -30,6 +30,8 @@ pub(super) struct Player<'a> {
     inline: bool,
     /// Messages that were found while something else was looked for.
     arrived: u64,
+    /// Receives used up and not posted again yet.
+    used: u32,
     /// Reads that are complete.
     read: u64,
 }
@@ -51,12 +53,22 @@ impl<'a> Player<'a> {
             message: vec![7; case.size],
             inline: case.size <= case.wire.inline,
             arrived: 0,
+            used: 0,
             read: 0,
         })
     }
 
-    /// Sends the message of this round, or reads.
+    /// Sends the message of this round, or reads. Receives are posted again behind the answer: there are
+    /// enough of them.
     pub(super) fn play(&mut self, round: u64) -> Result<()> {
+        self.send(round)?;
+        for _ in 0..std::mem::take(&mut self.used) {
+            self.end.qp.post_recv(self.session.receive(self.case)?)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, round: u64) -> Result<()> {
         let size = self.case.size;
         let wakes = self.op == Op::Write && self.case.wait != Wait::Poll;
         if self.op == Op::Read {
@@ -106,7 +118,7 @@ impl<'a> Player<'a> {
             if let Some(wc) = self.session.next(self.case.wait)? {
                 if wc.opcode.is_receive() {
                     self.arrived += 1;
-                    self.end.qp.post_recv(self.session.receive(self.case)?)?;
+                    self.used += 1;
                 } else if self.op == Op::Read {
                     self.read = wc.wr_id;
                 }

@@ -294,6 +294,8 @@ pub(super) fn serve(
             stop.check()?;
         }
     }
+    // The peer ends when all is placed here, which may not all have been polled.
+    while pump.reap_now()? {}
     if !s.both_ways {
         // Of Writes and Reads this end knows nothing: it is the client that counts.
         report.cpu_seconds = meter.seconds();

@@ -11,8 +11,19 @@ use iwarp_ddp::{Placement, Source, Stag};
 pub trait Memory<B>: Placement<Buffer = B> + Source<Buffer = B> {
     /// Takes the next posted receive, in posting order; `None` if nothing is posted.
     ///
-    /// A receive that was taken comes back in exactly one [`Event::ReceiveDone`](crate::Event::ReceiveDone).
+    /// A receive that was taken comes back in exactly one [`Event::ReceiveDone`](crate::Event::ReceiveDone),
+    /// or in one call of [`received`](Self::received) that keeps it.
     fn take_receive(&mut self) -> Option<Receive<B>>;
+
+    /// A receive has succeeded, and there is no event that comes before that of it.
+    ///
+    /// Whoever wants to know at once, without an event, keeps what it is given. The others give it back, as
+    /// this does unless it is overridden, and get an
+    /// [`Event::ReceiveDone`](crate::Event::ReceiveDone).
+    #[inline]
+    fn received(&mut self, message: Received<B>) -> Option<Received<B>> {
+        Some(message)
+    }
 
     /// Revokes the remote access of an `STag`, as a Send with Invalidate asks.
     ///
@@ -29,6 +40,19 @@ pub struct Receive<B> {
     pub buffer: B,
     /// How many it takes.
     pub capacity: u64,
+}
+
+/// A message of the peer that is wholly placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received<B> {
+    /// The receive that it has filled.
+    pub buffer: B,
+    /// Its octets.
+    pub len: u32,
+    /// The peer asked for a solicited event.
+    pub solicited: bool,
+    /// The `STag` that the peer asked to invalidate, and that is invalid now.
+    pub invalidated: Option<Stag>,
 }
 
 /// Why a peer may not invalidate an `STag` (conformance decision D5).

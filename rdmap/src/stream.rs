@@ -29,7 +29,7 @@ use crate::terminate::{Culprit, Terminate, TerminateCode};
 ///
 /// `B` is what the owner calls the local side of a work request. It moves in with
 /// [`submit`](Self::submit) and with receives that the stream takes, and moves out in
-/// events, exactly once each.
+/// events or what stands for them, exactly once each.
 #[derive(Debug)]
 pub struct Stream<B> {
     limits: Limits,

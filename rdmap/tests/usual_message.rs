@@ -11,10 +11,10 @@ mod common;
 use std::time::Instant;
 
 use common::endpoint::{Endpoint, SEND, outcomes, read, write};
-use common::memory::{Region, TestMemory};
+use common::memory::{Buf, Region, TestMemory};
 use common::{config, ramp_of};
 use iwarp_mpa::Role;
-use iwarp_rdmap::{Clock, Event, Need, Outcome};
+use iwarp_rdmap::{Clock, Event, Need, OperationKind, Outcome};
 
 const OPEN: u32 = 0x00be_ef01;
 
@@ -91,4 +91,48 @@ fn a_success_is_the_event_that_it_stands_for() {
     a.stream.abort();
     assert!(a.stream.poll_success().is_none());
     assert_eq!(outcomes(&a.events()), [(4, Outcome::Flushed)]);
+}
+
+/// A receive that is kept gives no event; one that comes behind other events is not offered, but is one of them.
+#[test]
+fn a_receive_is_kept_or_gives_an_event() {
+    const SOLICITED: OperationKind = OperationKind::Send { solicited: true, invalidate: None };
+    let (mut a, mut b) = (endpoint(Role::Initiator), endpoint(Role::Responder));
+    b.memory.kept = Some(Vec::new());
+    a.events();
+    a.submit(0, SEND, 0, 8);
+    exchange(&mut a, &mut b);
+    let received = |event: Option<Event<Buf>>| match event {
+        Some(Event::ReceiveDone { buffer, outcome, len, .. }) => (buffer.id, outcome, len),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(b.memory.kept.as_deref(), Some(&[][..]), "another event comes first");
+    assert_eq!(b.stream.poll_event(), Some(Event::Established));
+    assert_eq!(received(b.stream.poll_event()), (1000, Outcome::Success, 8));
+
+    a.submit(1, SOLICITED, 0, 9);
+    exchange(&mut a, &mut b);
+    let kept = b.memory.kept.replace(Vec::new()).expect("still there");
+    let [message] = &kept[..] else { panic!("{kept:?}") };
+    assert_eq!((message.buffer.id, message.len, message.solicited), (1001, 9, true));
+    assert_eq!(message.invalidated, None);
+    assert_eq!(b.memory.bytes[20_480..20_489], b.memory.bytes[..9], "placed before");
+    assert!(b.stream.poll_event().is_none());
+
+    // An own request that is complete, and was not asked for yet, comes first.
+    b.submit(2, SEND, 0, 4);
+    exchange(&mut b, &mut a);
+    a.submit(3, SEND, 0, 10);
+    exchange(&mut a, &mut b);
+    assert_eq!(b.memory.kept.as_deref(), Some(&[][..]));
+    assert_eq!(outcomes(&[b.stream.poll_event().expect("the Send")]), [(2, Outcome::Success)]);
+    assert_eq!(received(b.stream.poll_event()), (1002, Outcome::Success, 10));
+
+    // A receive that fails is none to keep.
+    a.submit(4, SEND, 0, 11);
+    a.stream.poll_transmit(&mut a.memory, &mut a.batch, NoClock);
+    b.memory.broken.push(1003);
+    b.feed(a.batch.staged());
+    assert_eq!(b.memory.kept.as_deref(), Some(&[][..]));
+    assert_eq!(received(b.stream.poll_event()), (1003, Outcome::LocalProtection, 0));
 }

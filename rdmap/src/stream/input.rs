@@ -6,7 +6,7 @@ use super::{Blocked, Partial, PeerHalf, Stream};
 use crate::clock::Clock;
 use crate::counters::add;
 use crate::event::{Event, Input, Need};
-use crate::memory::Memory;
+use crate::memory::{Memory, Received};
 use crate::opcode::Opcode;
 use crate::recv::{Accepted, Blame};
 use crate::state::{State, Trigger};
@@ -75,7 +75,7 @@ impl<B> Stream<B> {
                 }
                 Ok(accepted) => {
                     consumed = consumed.saturating_add(self.consume());
-                    self.apply(accepted, clock);
+                    self.apply(accepted, memory, clock);
                 }
                 Err(refused) => {
                     consumed = consumed.saturating_add(self.consume());
@@ -130,7 +130,13 @@ impl<B> Stream<B> {
         octets
     }
 
-    fn apply(&mut self, accepted: Accepted<B>, clock: &mut dyn Clock) {
+    #[inline]
+    fn apply<M: Memory<B>>(
+        &mut self,
+        accepted: Accepted<B>,
+        memory: &mut M,
+        clock: &mut dyn Clock,
+    ) {
         match accepted {
             Accepted::Segment | Accepted::Blocked => {}
             Accepted::Message(opcode) => self.counters.messages_in.count(opcode),
@@ -138,14 +144,16 @@ impl<B> Stream<B> {
                 self.counters.messages_in.count(opcode);
                 // Events stay in the order in which things happened.
                 self.retire_operations();
-                self.make_room();
-                self.events.push_back(Event::ReceiveDone {
-                    buffer,
-                    outcome: crate::Outcome::Success,
-                    len,
-                    solicited: opcode.is_solicited(),
-                    invalidated,
-                });
+                let solicited = opcode.is_solicited();
+                let message = Received { buffer, len, solicited, invalidated };
+                let message =
+                    if self.events.is_empty() { memory.received(message) } else { Some(message) };
+                if let Some(Received { buffer, len, solicited, invalidated }) = message {
+                    self.make_room();
+                    let outcome = crate::Outcome::Success;
+                    let event = Event::ReceiveDone { buffer, outcome, len, solicited, invalidated };
+                    self.events.push_back(event);
+                }
             }
             Accepted::ReadDone(operation) => {
                 self.counters.messages_in.count(Opcode::ReadResponse);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag, range_in};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Receive};
+use iwarp_rdmap::{InvalidateRefusal, Memory, Receive, Received};
 
 /// The local side of a work request: some octets of the [`TestMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +61,8 @@ pub struct TestMemory {
     pub receives: VecDeque<Receive<Buf>>,
     /// Receives that the stream took, by number.
     pub taken: Vec<u64>,
+    /// Messages that are kept when they are offered, if any are.
+    pub kept: Option<Vec<Received<Buf>>>,
     /// Buffers that may not be touched.
     pub broken: Vec<u64>,
     /// Reads of regions that succeed before all fail.
@@ -180,6 +182,12 @@ impl Memory<Buf> for TestMemory {
         let receive = self.receives.pop_front()?;
         self.taken.push(receive.buffer.id);
         Some(receive)
+    }
+
+    fn received(&mut self, message: Received<Buf>) -> Option<Received<Buf>> {
+        let Some(kept) = &mut self.kept else { return Some(message) };
+        kept.push(message);
+        None
     }
 
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal> {

@@ -37,7 +37,7 @@ pub(crate) use self::lease::Lease;
 use self::members::Members;
 use self::reactor::Reactors;
 pub(crate) use self::ring::Cqe;
-use self::ring::{Pushed, Releases, Ring};
+use self::ring::{Awaited, Pushed, Ring};
 pub(crate) use self::slots::QueueSlots;
 use self::wait::Spins;
 use self::wakes::News;
@@ -157,15 +157,15 @@ impl CqInner {
     /// Stores a completion and notes whom to tell. Never blocks, and calls nothing of the program's.
     ///
     /// Completions of one work queue must be pushed one after the other, in order.
-    pub(crate) fn push(&self, cqe: Cqe, wakes: &mut Wakes) {
+    pub(crate) fn push(&self, cqe: Cqe<'_>, wakes: &mut Wakes) {
         let Cqe { wc, solicited_event, release } = cqe;
-        let mut releases = Releases::new();
+        let mut awaited = Awaited::new();
         let (pushed, waiting) = self.ring.change(|ring| {
-            let pushed = ring.push(wc, release, &mut releases);
+            let pushed = ring.push(wc, release, &mut awaited);
             self.count(ring);
             pushed
         });
-        free(releases);
+        tell(awaited);
         if pushed == Pushed::Dropped {
             return;
         }
@@ -229,13 +229,13 @@ impl CqInner {
 
     /// Throws away the completions of a queue pair that is being destroyed.
     pub(crate) fn purge(&self, qp_number: u32) {
-        let mut releases = Releases::new();
+        let mut awaited = Awaited::new();
         {
             let mut ring = self.ring.lock();
-            ring.purge(qp_number, &mut releases);
+            ring.purge(qp_number, &mut awaited);
             self.count(&ring);
         }
-        free(releases);
+        tell(awaited);
     }
 
     /// Keeps the queue from being destroyed while a queue pair is made that will report to it.
@@ -280,14 +280,14 @@ impl CqInner {
         if self.seems_empty() {
             return 0;
         }
-        let mut releases = Releases::new();
+        let mut awaited = Awaited::new();
         let n = {
             let mut ring = self.ring.lock();
-            let n = ring.drain(max, out, &mut releases);
+            let n = ring.drain(max, out, &mut awaited);
             self.count(&ring);
             n
         };
-        free(releases);
+        tell(awaited);
         n
     }
 
@@ -298,14 +298,14 @@ impl CqInner {
 
     /// Takes one completion if there is one.
     fn pop_for_certain(&self) -> Option<WorkCompletion> {
-        let mut releases = Releases::new();
+        let mut awaited = Awaited::new();
         let wc = {
             let mut ring = self.ring.lock();
-            let wc = ring.pop(&mut releases);
+            let wc = ring.pop(&mut awaited);
             self.count(&ring);
             wc
         };
-        free(releases);
+        tell(awaited);
         wc
     }
 
@@ -325,11 +325,11 @@ impl CqInner {
     }
 }
 
-/// Gives places back, with the ring unlocked.
+/// Tells those who wait for places, with the ring unlocked.
 #[inline]
-fn free(releases: Releases) {
-    for (slots, n) in releases {
-        slots.release(n);
+fn tell(awaited: Awaited) {
+    for (slots, n) in awaited {
+        slots.tell(n);
     }
 }
 

@@ -10,19 +10,22 @@ use crate::wc::WorkCompletion;
 
 /// A completion on its way to the program.
 #[derive(Debug)]
-pub(crate) struct Cqe {
+pub(crate) struct Cqe<'a> {
     pub(crate) wc: WorkCompletion,
     /// It is one that [`Notify::Solicited`](crate::Notify::Solicited) asks for: a message with the
     /// solicited-event bit, or an error.
     pub(crate) solicited_event: bool,
     /// Places of its work queue that become free when it is polled.
-    pub(crate) release: Option<(Arc<QueueSlots>, u32)>,
+    pub(crate) release: Option<(&'a Arc<QueueSlots>, u32)>,
 }
 
 /// Entries up to a capacity. Once it has overrun it takes no more, and keeps what it has.
 #[derive(Debug)]
 pub(super) struct Ring {
     entries: VecDeque<Entry>,
+    /// Whose places the entries give back, in the same order. The last one stays when its entries are gone:
+    /// most likely the next one is of the same queue, and no count of references has to be touched for it.
+    runs: VecDeque<Run>,
     capacity: usize,
     overrun: bool,
 }
@@ -30,7 +33,14 @@ pub(super) struct Ring {
 #[derive(Debug)]
 struct Entry {
     wc: WorkCompletion,
-    release: Option<(Arc<QueueSlots>, u32)>,
+    places: u32,
+}
+
+/// Entries in a row of one work queue.
+#[derive(Debug)]
+struct Run {
+    slots: Option<Arc<QueueSlots>>,
+    entries: usize,
 }
 
 /// What became of a completion.
@@ -43,14 +53,16 @@ pub(super) enum Pushed {
     Dropped,
 }
 
-/// Places to give back once the ring is unlocked: one count for completions of the same queue in a row.
-pub(super) type Releases = SmallVec<[(Arc<QueueSlots>, u32); 2]>;
+/// Queues of which so many places have become free, to be told once the ring is unlocked: somebody waits for
+/// them.
+pub(super) type Awaited = SmallVec<[(Arc<QueueSlots>, u32); 1]>;
 
 impl Ring {
     /// Memory is taken as entries come.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             entries: VecDeque::new(),
+            runs: VecDeque::new(),
             capacity: usize::try_from(capacity).unwrap_or(usize::MAX),
             overrun: false,
         }
@@ -64,26 +76,45 @@ impl Ring {
         self.overrun
     }
 
-    /// Appends a completion. One that finds no place is lost, and gives its own places back through
-    /// `releases`: nobody will ever poll it.
+    /// Appends a completion. One that finds no room is lost, and gives its own places back: nobody will
+    /// ever poll it.
     pub(super) fn push(
         &mut self,
         wc: WorkCompletion,
-        release: Option<(Arc<QueueSlots>, u32)>,
-        releases: &mut Releases,
+        release: Option<(&Arc<QueueSlots>, u32)>,
+        awaited: &mut Awaited,
     ) -> Pushed {
+        let (slots, places) = release.map_or((None, 0), |(slots, n)| (Some(slots), n));
         if !self.overrun && self.entries.len() < self.capacity {
-            self.entries.push_back(Entry { wc, release });
+            self.entries.push_back(Entry { wc, places });
+            self.lengthen_run(slots);
             return Pushed::Stored;
         }
-        collect(release, releases);
+        give_back(slots, places, awaited);
         if std::mem::replace(&mut self.overrun, true) { Pushed::Dropped } else { Pushed::Overrun }
     }
 
+    #[inline]
+    fn lengthen_run(&mut self, slots: Option<&Arc<QueueSlots>>) {
+        if let Some(last) = self.runs.back_mut() {
+            if last.slots.as_ref().map(Arc::as_ptr) == slots.map(Arc::as_ptr) {
+                last.entries += 1;
+                return;
+            }
+            if last.entries == 0 {
+                *last = Run { slots: slots.cloned(), entries: 1 };
+                return;
+            }
+        } else {
+            self.runs.reserve_exact(1);
+        }
+        self.runs.push_back(Run { slots: slots.cloned(), entries: 1 });
+    }
+
     /// Takes the oldest.
-    pub(super) fn pop(&mut self, releases: &mut Releases) -> Option<WorkCompletion> {
-        let Entry { wc, release } = self.entries.pop_front()?;
-        collect(release, releases);
+    pub(super) fn pop(&mut self, awaited: &mut Awaited) -> Option<WorkCompletion> {
+        let Entry { wc, places } = self.entries.pop_front()?;
+        self.shorten_run(1, places, awaited);
         Some(wc)
     }
 
@@ -92,33 +123,58 @@ impl Ring {
         &mut self,
         max: usize,
         out: &mut Vec<WorkCompletion>,
-        releases: &mut Releases,
+        awaited: &mut Awaited,
     ) -> usize {
         let n = max.min(self.entries.len());
-        for Entry { wc, release } in self.entries.drain(..n) {
-            collect(release, releases);
-            out.push(wc);
+        let mut left = n;
+        while let Some(run) = self.runs.front()
+            && left > 0
+        {
+            let taken = left.min(run.entries);
+            let mut places = 0;
+            for entry in self.entries.drain(..taken) {
+                places += entry.places;
+                out.push(entry.wc);
+            }
+            self.shorten_run(taken, places, awaited);
+            left -= taken;
         }
         n
     }
 
+    /// So many entries were taken from the front, all of the first run, with so many places.
+    #[inline]
+    fn shorten_run(&mut self, entries: usize, places: u32, awaited: &mut Awaited) {
+        let Some(run) = self.runs.front_mut() else { return };
+        give_back(run.slots.as_ref(), places, awaited);
+        run.entries -= entries;
+        if run.entries == 0 && self.runs.len() > 1 {
+            self.runs.pop_front();
+        }
+    }
+
     /// Throws away the completions of one queue pair.
-    pub(super) fn purge(&mut self, qp_number: u32, releases: &mut Releases) {
-        self.entries.retain_mut(|entry| {
-            let stays = entry.wc.qp_num != qp_number;
-            if !stays {
-                collect(entry.release.take(), releases);
+    pub(super) fn purge(&mut self, qp_number: u32, awaited: &mut Awaited) {
+        let mut entries = std::mem::take(&mut self.entries);
+        for Run { slots, entries: len } in std::mem::take(&mut self.runs) {
+            for entry in entries.drain(..len) {
+                if entry.wc.qp_num == qp_number {
+                    give_back(slots.as_ref(), entry.places, awaited);
+                } else {
+                    self.entries.push_back(entry);
+                    self.lengthen_run(slots.as_ref());
+                }
             }
-            stays
-        });
+        }
     }
 }
 
 #[inline]
-fn collect(release: Option<(Arc<QueueSlots>, u32)>, releases: &mut Releases) {
-    let Some((slots, n)) = release else { return };
-    match releases.last_mut() {
-        Some((last, sum)) if Arc::ptr_eq(last, &slots) => *sum = sum.saturating_add(n),
-        _ => releases.push((slots, n)),
+fn give_back(slots: Option<&Arc<QueueSlots>>, places: u32, awaited: &mut Awaited) {
+    if let Some(slots) = slots
+        && places > 0
+        && slots.give_back(places)
+    {
+        awaited.push((Arc::clone(slots), places));
     }
 }

@@ -62,12 +62,25 @@ impl QueueSlots {
     /// Gives `n` places back.
     #[inline]
     pub(crate) fn release(&self, n: u32) {
+        if self.give_back(n) {
+            self.tell(n);
+        }
+    }
+
+    /// Gives `n` places back without telling anybody. `true`: somebody waits, so [`tell`](Self::tell) has
+    /// to follow.
+    #[inline]
+    #[must_use = "somebody may wait for a place"]
+    pub(crate) fn give_back(&self, n: u32) -> bool {
         // Acquire: see `listen`.
         let before = self.taken.fetch_sub(n, Ordering::AcqRel);
         debug_assert!(before & !AWAITED >= n, "{n} places given back, {before:#x} were taken");
-        if before & AWAITED != 0 {
-            self.freed.notify(usize::try_from(n).unwrap_or(usize::MAX));
-        }
+        before & AWAITED != 0
+    }
+
+    /// Tells those who wait that `n` places were given back. Calls their wakers.
+    pub(crate) fn tell(&self, n: u32) {
+        self.freed.notify(usize::try_from(n).unwrap_or(usize::MAX));
     }
 
     /// Places that are taken now.

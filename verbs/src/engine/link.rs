@@ -166,7 +166,7 @@ impl Link {
             return;
         }
         let mut recent = Recent::default();
-        let mut mem = QpMemory::new(qp, &mut recent, false);
+        let mut mem = QpMemory::new(qp, &mut recent, false, reporter, out);
         if !self.stage_unsent(&mut mem) {
             // Part of an FPDU is out and the rest cannot follow.
             self.stream.abort();
@@ -212,7 +212,7 @@ impl Link {
                 }
             }
             let mut clock = PassClock::default();
-            let mut mem = QpMemory::new(qp, recent, self.closed);
+            let mut mem = QpMemory::new(qp, recent, self.closed, reporter, out);
             if !asked.is_empty() {
                 self.obey(qp, asked, &mut clock, incoming);
             }
@@ -252,7 +252,8 @@ impl Link {
                     }
                 }
                 self.taken += std::mem::take(&mut mem.taken);
-                moved |= self.events(qp, reporter, out);
+                self.taken = self.taken.saturating_sub(std::mem::take(&mut mem.reported));
+                moved |= self.events(qp, mem.reporter, mem.out);
                 progress.found_work |= moved;
                 if progress.more || !moved || !qp.sq.any() || self.ended.is_some() {
                     break;

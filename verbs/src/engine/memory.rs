@@ -3,8 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Receive};
+use iwarp_rdmap::{InvalidateRefusal, Memory, Outcome, Receive, Received};
 
+use super::outbox::Outbox;
+use super::report::{Received as Message, Reporter};
 use crate::mem::{Access, KeyTable, MemoryError, PdId, Peer, Region};
 use crate::qp::QpInner;
 use crate::qp::wqe::{Payload, Wqe};
@@ -21,8 +23,13 @@ pub(super) struct QpMemory<'a> {
     recent: &'a mut Recent,
     /// The queue pair was destroyed: nothing moves any more.
     closed: bool,
+    /// Makes completions, at once, of what is received.
+    pub(super) reporter: &'a mut Reporter,
+    pub(super) out: &'a mut Outbox,
     /// Receives taken in this pass.
     pub(super) taken: usize,
+    /// Receives reported past the events in this pass.
+    pub(super) reported: usize,
 }
 
 /// The region that a peer named last.
@@ -48,8 +55,15 @@ impl Recent {
 }
 
 impl<'a> QpMemory<'a> {
-    pub(super) fn new(qp: &'a QpInner, recent: &'a mut Recent, closed: bool) -> Self {
-        Self { qp, peer: qp.peer(), found: None, recent, closed, taken: 0 }
+    pub(super) fn new(
+        qp: &'a QpInner,
+        recent: &'a mut Recent,
+        closed: bool,
+        reporter: &'a mut Reporter,
+        out: &'a mut Outbox,
+    ) -> Self {
+        let peer = qp.peer();
+        Self { qp, peer, found: None, recent, closed, reporter, out, taken: 0, reported: 0 }
     }
 
     pub(super) fn qp(&self) -> &QpInner {
@@ -153,6 +167,20 @@ impl Memory<Wqe> for QpMemory<'_> {
         self.taken += 1;
         let capacity = wqe.payload.len();
         Some(Receive { buffer: Wqe::Receive(wqe), capacity })
+    }
+
+    #[inline]
+    fn received(&mut self, message: Received<Wqe>) -> Option<Received<Wqe>> {
+        let Received { buffer, len, solicited, invalidated } = message;
+        match buffer {
+            Wqe::Receive(wqe) => {
+                self.reported += 1;
+                let message = Message { len, solicited, invalidated: invalidated.map(Stag::raw) };
+                self.reporter.received(self.qp, wqe, Outcome::Success, message, self.out);
+                None
+            }
+            buffer @ Wqe::Send(_) => Some(Received { buffer, len, solicited, invalidated }),
+        }
     }
 
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal> {

@@ -187,7 +187,7 @@ fn deliver(
 ) {
     match reply {
         Reply::Cq => {
-            let release = Some((std::sync::Arc::clone(slots), count));
+            let release = Some((slots, count));
             cq.push(Cqe { wc, solicited_event, release }, &mut out.wakes);
         }
         Reply::Slot(slot) => {

@@ -13,8 +13,9 @@ use crate::qp::QpInner;
 const FIRST_LOOK: Duration = Duration::from_micros(250);
 
 /// Longest time between two looks: the longer a program has polled, the longer it may pause before the
-/// driver takes over again. A look preempts somebody, the very program perhaps.
-const LAST_LOOK: Duration = Duration::from_millis(2);
+/// driver takes over again. A look preempts somebody, the very program perhaps. What comes for a program that
+/// has stopped waits for two of them, so at most a millisecond.
+const LAST_LOOK: Duration = Duration::from_micros(500);
 
 /// Parked queue pairs, by the completion queue whose lease keeps them parked.
 #[derive(Default)]
@@ -153,5 +154,32 @@ mod tests {
         assert!(qp.recv_cq.lease().is_held());
         assert!(!parking.park(qp));
         assert!(!qp.parked.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn one_that_stops_polling_is_taken_over_within_a_millisecond() {
+        let end = Setup::default().end();
+        let qp = &end.qp.0.inner;
+        let mut parking = Parking::default();
+        while !qp.recv_cq.lease().is_held() {
+            assert!(end.recv_cq.poll_one().is_none());
+        }
+        assert!(parking.park(qp));
+        // It polls for long, and for the last time right behind a look.
+        let mut last = Instant::now();
+        for _ in 0..20 {
+            assert!(end.recv_cq.poll_one().is_none());
+            last = parking.next_look().expect("parked");
+            parking.look(last);
+        }
+        assert!(end.recv_cq.poll_one().is_none());
+        let mut now = last;
+        while let Some(look) = parking.next_look() {
+            now = look;
+            parking.look(now);
+        }
+        assert!(!qp.parked.load(Ordering::Acquire));
+        assert!(!qp.recv_cq.lease().is_held());
+        assert!(now - last <= Duration::from_millis(1), "{:?}", now - last);
     }
 }

@@ -18,6 +18,8 @@ pub struct TxBatch {
     /// Payloads of at least so many octets are not copied, if neither CRC nor markers are in use. `None`:
     /// everything is copied.
     pub gather_from: Option<u32>,
+    /// The record ends with the FPDU that brings it to so many octets, or earlier where its staging is full.
+    pub most: usize,
 }
 
 /// A piece of a [`TxBatch`].
@@ -64,14 +66,26 @@ impl Chunk {
     }
 }
 
+/// Octets of a record that nobody has limited. Its staging alone would let one with gathered payload grow
+/// far longer; shorter ones cost TCP more calls, and the peer a wait for each.
+const MOST: usize = 1 << 20;
+
 impl TxBatch {
     /// An empty batch that stages up to `octets`.
     ///
     /// It grows, once, if a single FPDU is larger. Everything is copied unless
-    /// [`gather_from`](Self::gather_from) is set.
+    /// [`gather_from`](Self::gather_from) is set; then a record may be longer, up to 1 MiB or what is set as
+    /// [`most`](Self::most).
     #[must_use]
     pub fn with_capacity(octets: usize) -> Self {
-        Self { staging: vec![0; octets], staged: 0, chunks: Vec::new(), len: 0, gather_from: None }
+        Self {
+            staging: vec![0; octets],
+            staged: 0,
+            chunks: Vec::new(),
+            len: 0,
+            gather_from: None,
+            most: MOST,
+        }
     }
 
     /// Drops the content and keeps the room.

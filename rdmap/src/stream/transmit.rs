@@ -59,7 +59,7 @@ impl<B> Stream<B> {
                     if !record.push(&self.limits.size, wire_len, ulpdu_len) {
                         break;
                     }
-                    if !self.sender.may_send() {
+                    if out.len() >= out.most || !self.sender.may_send() {
                         break;
                     }
                 }
@@ -148,9 +148,6 @@ impl<B> Stream<B> {
         out: &mut TxBatch,
     ) -> Result<usize, Fault> {
         let payload_len = chunk.len();
-        if !out.is_empty() && out.len().saturating_add(payload_len) > GATHERED_MOST {
-            return Err(Fault::NoRoom);
-        }
         let mut tail = [0; 8];
         let room = out.room(GATHERED_ROOM).ok_or(Fault::NoRoom)?;
         let (head_len, tail_len) =
@@ -166,9 +163,6 @@ impl<B> Stream<B> {
         Ok(head_len.saturating_add(payload_len).saturating_add(tail_len))
     }
 }
-
-/// Octets at which a record with gathered payload ends: its staging alone would let it grow far longer.
-const GATHERED_MOST: usize = 1 << 18;
 
 /// Head (length field and the longer header) and tail (pad and CRC) of an FPDU whose payload is gathered.
 const GATHERED_ROOM: usize = 2 + iwarp_ddp::UNTAGGED_HEADER_LEN + 8;

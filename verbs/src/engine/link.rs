@@ -30,6 +30,10 @@ use crate::sys::{Interest, Socket};
 /// use, so the first looks come earlier.
 const BATCHES_PER_EMSS: u32 = 1024;
 
+/// Of so many polls that find TCP full, one reads. Both calls take the lock of the socket, which TCP needs
+/// as well to make room.
+const POLLS_PER_LOOK: u8 = 4;
+
 /// What exists only while there is a connection.
 #[allow(clippy::struct_excessive_bools, reason = "independent facts, each of its own life")]
 pub(crate) struct Link {
@@ -219,6 +223,9 @@ impl Link {
             let input = Asked::INPUT | Asked::SOCKET | Asked::RECEIVE | Asked::TIMER;
             let mut receives =
                 who != Caller::Post || asked.intersects(input) || self.tx.lost.is_some();
+            if who == Caller::Poll && asked.is_empty() && self.has_output() {
+                receives &= self.tx.full.is_multiple_of(POLLS_PER_LOOK);
+            }
             // A poster does not try a full socket again: the driver, or a poll, will.
             let mut sends =
                 !(self.tx.blocked && who == Caller::Post && !asked.contains(Asked::SOCKET));
@@ -237,8 +244,13 @@ impl Link {
                 self.quiet &= !moved && asked.is_empty();
                 if sends && self.has_output() {
                     match self.transmit(&mut mem, scratch, &mut clock, driver, who) {
-                        Sent::Done { moved: some } => moved |= some,
+                        Sent::Done { moved: some } => {
+                            let full = self.tx.blocked && !some;
+                            self.tx.full = if full { self.tx.full.wrapping_add(1) } else { 0 };
+                            moved |= some;
+                        }
                         Sent::More => {
+                            self.tx.full = 0;
                             moved = true;
                             progress.more = true;
                         }

@@ -3,9 +3,9 @@
 use super::Caller;
 use crate::qp::QpInner;
 
-/// Octets in each direction, where other connections report to the same completion queue: some 50 µs. A small
+/// Octets in each direction, where other connections report to the same completion queue: some 25 µs. A small
 /// message of theirs waits for one such pass on either side, not for the whole of a long message.
-const AMONG_OTHERS: usize = 256 << 10;
+const AMONG_OTHERS: usize = 128 << 10;
 
 /// Where there is no other. More costs them nothing, and part of an FPDU is put aside less often.
 const ALONE: usize = 1 << 20;

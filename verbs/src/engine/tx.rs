@@ -24,6 +24,9 @@ const SMALL: usize = 16 * 1024;
 /// Payloads from here on stay where they are, where neither CRC nor markers ask for a copy.
 const GATHER_FROM: u32 = 4096;
 
+/// Octets of one record. Those that are longer do not make TCP faster.
+const RECORD_MOST: usize = 1 << 20;
+
 /// What a connection keeps of its output between passes.
 #[derive(Debug, Default)]
 pub(super) struct Tx {
@@ -31,6 +34,8 @@ pub(super) struct Tx {
     charged: usize,
     /// TCP took no more.
     pub(super) blocked: bool,
+    /// Attempts in a row that found TCP full.
+    pub(super) full: u8,
     /// TCP failed while sending. What the peer sent before is still read.
     pub(super) lost: Option<LostCause>,
 }
@@ -144,6 +149,7 @@ impl Link {
                 at = 0;
                 batch.clear();
                 batch.gather_from = (!lean).then_some(GATHER_FROM);
+                batch.most = budget.min(RECORD_MOST);
                 if taken >= budget {
                     break Sent::More;
                 }

@@ -149,6 +149,36 @@ fn peers_stalled_in_mid_frame_cost_the_budget_and_a_frame_each() {
     until("all to be given back", || pair.b.device.0.driver().budget().used() == 0);
 }
 
+/// A program that polls while TCP is full learns what the peer says all the same.
+#[test]
+fn input_is_read_while_tcp_is_full() {
+    let setup = Setup::default();
+    let (wire, _) = wire_of(&setup, |a| {
+        for id in 0..2 {
+            a.qp.post_send(SendRequest::send_inline(id, b"heard")).unwrap();
+        }
+    });
+    let (first, second) = wire.split_at(wire.len() / 2);
+    let end = setup.end();
+    let (mut peer, right) = tcp_pair();
+    (0..2).for_each(|id| {
+        end.qp.post_recv(RecvRequest::new(id, end.region(8).as_slice_all())).unwrap();
+    });
+    setup.start(&end, right, Role::Responder);
+    peer.write_all(first).unwrap();
+    assert_success(&end.received(), 0);
+    let region = end.pattern(16 << 20, 4);
+    let remote = crate::mem::RemoteMemory { addr: 0, len: 1 << 40, rkey: 1 };
+    end.qp.post_send(SendRequest::write(2, region.as_slice_all(), remote)).unwrap();
+    for _ in 0..1000 {
+        assert!(end.recv_cq.poll_one().is_none());
+    }
+    peer.write_all(second).unwrap();
+    let heard = (0..1000).any(|_| end.recv_cq.poll_one().is_some_and(|wc| wc.is_success()));
+    assert!(heard, "a thousand polls found nothing");
+    assert!(end.send_cq.poll_one().is_none(), "the peer has not read");
+}
+
 /// Peers that do not read hold up nobody, and their octets come when they do read.
 #[test]
 fn closed_windows_hold_what_does_not_fit_and_no_more() {

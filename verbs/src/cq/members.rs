@@ -1,6 +1,6 @@
 //! The queue pairs that report to one completion queue, and their sockets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -21,7 +21,9 @@ const LOOK_AROUND: u32 = 16;
 ///
 /// The *active* ones are tried by each poll that finds nothing: all that are connected, up to
 /// [`ACTIVE_MAX`]; beyond that those with the latest work. The others are in the wait set, an epoll set of
-/// all the queue's sockets, which a poll asks now and then, and in which threads and tasks sleep. It is
+/// all the queue's sockets, which a poll asks now and then, and in which threads and tasks sleep. One that
+/// loses its place with something left to do, which the set would not report again, waits *aside* and is
+/// tried by a poll before the active ones. The set is
 /// made when the first of these needs it, so that a queue that is only ever polled for few connections
 /// costs no descriptor, and its sockets are watched by nobody but the driver.
 ///
@@ -32,6 +34,10 @@ pub(super) struct Members {
     /// Made with `table` locked, so that no socket misses it.
     set: OnceLock<Arc<WaitSet>>,
     active: Mutex<Vec<Active>>,
+    /// Those that have lost their place with something to do. Locked alone, or within `active`.
+    aside: Mutex<VecDeque<Active>>,
+    /// There are some.
+    any_aside: AtomicBool,
     /// There are connected queue pairs that are not active.
     crowded: AtomicBool,
     /// More than one is connected.
@@ -139,8 +145,41 @@ impl Members {
             return;
         }
         let idlest = active.iter_mut().max_by_key(|active| worked.wrapping_sub(active.worked));
-        if let Some(idlest) = idlest {
-            *idlest = entry;
+        let out = idlest.map(|idlest| std::mem::replace(idlest, entry));
+        drop(active);
+        if let Some(out) = out {
+            self.set_aside(qp.number, out);
+        }
+    }
+
+    /// One has lost its place to `taker`. With nothing locked: this may be its last reference.
+    fn set_aside(&self, taker: u32, out: Active) {
+        let has_rest = out.qp.upgrade().is_some_and(|qp| qp.has_rest());
+        if !has_rest && !self.any_aside.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut aside = self.aside.lock();
+        aside.retain(|waiting| waiting.number != taker && waiting.number != out.number);
+        if has_rest {
+            aside.push_back(out);
+        }
+        self.any_aside.store(!aside.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Drives the one that has waited aside longest.
+    #[cold]
+    fn drive_aside(&self) {
+        let waiting = {
+            let mut aside = self.aside.lock();
+            let waiting = aside.pop_front();
+            self.any_aside.store(!aside.is_empty(), Ordering::Relaxed);
+            waiting
+        };
+        if let Some(qp) = waiting.and_then(|waiting| waiting.qp.upgrade()) {
+            qp.drive_for_poll();
+            if qp.has_rest() {
+                self.offer(&qp);
+            }
         }
     }
 
@@ -150,6 +189,12 @@ impl Members {
         let crowded = self.crowded.load(Ordering::Relaxed);
         if crowded && missed.is_multiple_of(LOOK_AROUND) {
             self.look_around();
+            if done() {
+                return;
+            }
+        }
+        if self.any_aside.load(Ordering::Relaxed) {
+            self.drive_aside();
             if done() {
                 return;
             }
@@ -212,6 +257,12 @@ impl Members {
         self.make_set(&self.table.lock())
     }
 
+    /// Whether there are connections that are not active.
+    #[inline]
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
     /// Whether more than one connection reports here.
     #[inline]
     pub(super) fn are_several(&self) -> bool {
@@ -271,11 +322,23 @@ impl Members {
         let mut active = self.active.lock();
         active.retain(|active| active.number != number);
         self.several.store(active.len() > 1, Ordering::Relaxed);
-        // Others may stay outside although there is room now: work of theirs will bring them in.
-        if self.crowded.load(Ordering::Relaxed) {
-            let connected = table.values().filter(|member| member.socket.is_some()).count();
-            self.crowded.store(connected > active.len(), Ordering::Relaxed);
-            self.several.store(connected > 1, Ordering::Relaxed);
+        if !self.crowded.load(Ordering::Relaxed) {
+            return;
+        }
+        self.aside.lock().retain(|waiting| waiting.number != number);
+        let connected = || table.iter().filter(|(_, member)| member.socket.is_some());
+        let few = connected().take(ACTIVE_MAX + 1).count();
+        self.several.store(few > 1, Ordering::Relaxed);
+        if few <= ACTIVE_MAX {
+            // All have a place again. Whoever is not connected has none to take.
+            let worked = self.turn.load(Ordering::Relaxed);
+            active.clear();
+            active.extend(connected().map(|(&number, member)| Active {
+                number,
+                qp: Weak::clone(&member.qp),
+                worked,
+            }));
+            self.crowded.store(false, Ordering::Relaxed);
         }
     }
 }

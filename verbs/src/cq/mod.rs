@@ -190,6 +190,12 @@ impl CqInner {
         }
     }
 
+    /// Whether there are more connections than an empty poll tries.
+    #[inline]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.members.is_crowded()
+    }
+
     /// Whether more than one connection reports here.
     #[inline]
     pub(crate) fn has_several(&self) -> bool {

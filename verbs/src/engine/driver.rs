@@ -53,7 +53,7 @@ struct Shared {
 struct Inbox {
     /// To be run once.
     runnable: Vec<Arc<QpInner>>,
-    /// Queue pairs that have begun to gather requests.
+    /// Queue pairs that have begun to gather requests, or that polls may forget with something to do.
     gathering: Vec<Arc<QpInner>>,
     /// New deadlines.
     deadlines: Vec<(Instant, u64)>,
@@ -122,7 +122,7 @@ impl Driver {
         }
     }
 
-    /// Has the driver look now and then at what a connection gathers.
+    /// Has the driver look now and then at what a connection has left to do.
     pub(super) fn watch(&self, qp: &Arc<QpInner>) {
         let Some(shared) = self.running.get() else { return };
         shared.inbox.lock().gathering.push(Arc::clone(qp));
@@ -289,6 +289,8 @@ impl Agenda {
             qp.scheduled.store(false, Ordering::Release);
             if !(qp.polled.swap(false, Ordering::AcqRel) && self.parking.park(&qp)) {
                 qp.drive(Caller::Driver);
+            } else if qp.is_one_of_many() && qp.gather.watch.announce() {
+                self.watching.add(qp);
             }
         }
         self.keep_time(shared);

@@ -7,8 +7,8 @@
 //! - the next empty poll, wait or await of a completion queue of the queue pair, as part of its pass;
 //! - the post that makes it [`MOST_REQUESTS`] or [`MOST_OCTETS`], or that comes after a pause;
 //! - any other pass of the queue pair, whoever runs it and whatever for;
-//! - the driver, when two of its looks, [`FIRST_LOOK`] to [`LAST_LOOK`] apart, find that the program has
-//!   neither posted nor polled in between.
+//! - the driver, when two of its looks, [`FIRST_LOOK`] to [`LAST_LOOK`] apart, find that nothing was posted
+//!   and nobody has run the engine in between, whatever else the program polled.
 //!
 //! # Which requests wait
 //!
@@ -256,7 +256,8 @@ impl Watch {
     }
 }
 
-/// The queue pairs whose gathered requests the driver watches.
+/// The queue pairs that the driver watches: for their gathered requests, or because a pass has left something
+/// to do to polls, which try others first where there are many connections.
 #[derive(Default)]
 pub(super) struct Watching {
     watched: Vec<Watched>,
@@ -266,8 +267,15 @@ pub(super) struct Watching {
 
 struct Watched {
     qp: Arc<QpInner>,
-    /// What it had gathered at the last look, and the polls by then.
-    seen: (u32, Polls),
+    /// What it had gathered at the last look, the polls by then, and the runs of the engine.
+    seen: Activity,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Activity {
+    gathered: u32,
+    polls: Polls,
+    runs: u32,
 }
 
 impl Watched {
@@ -276,25 +284,36 @@ impl Watched {
         Self { qp, seen }
     }
 
-    fn activity(qp: &QpInner) -> (u32, Polls) {
-        (qp.gather.gathered.load(Ordering::Relaxed), qp.polls())
+    fn activity(qp: &QpInner) -> Activity {
+        Activity {
+            gathered: qp.gather.gathered.load(Ordering::Relaxed),
+            polls: qp.polls(),
+            runs: qp.runs.load(Ordering::Relaxed),
+        }
     }
 
     /// One look. `false`: there is no reason for another one.
     fn look(&mut self) -> bool {
         let qp = &self.qp;
         let before = std::mem::replace(&mut self.seen, Self::activity(qp));
-        if before != self.seen {
+        let Activity { gathered, polls, runs } = self.seen;
+        // Polls count only if they came to this queue pair.
+        if (before.gathered, before.runs) != (gathered, runs) {
             return true;
         }
-        if qp.sq.any() {
-            qp.gather.left();
+        if qp.has_rest() {
+            if before.polls == polls && qp.sq.any() {
+                qp.gather.left();
+            }
             qp.drive(Caller::Driver);
             return true;
         }
+        if before.polls != polls {
+            return true;
+        }
         qp.gather.watch.retire();
-        // Whoever has appended something since may have seen the announcement.
-        qp.sq.any() && qp.gather.watch.announce()
+        // Whoever has left something since may have seen the announcement.
+        qp.has_rest() && qp.gather.watch.announce()
     }
 }
 

@@ -272,7 +272,7 @@ impl Link {
                 }
             }
         });
-        if !progress.found_work && asked.is_empty() && who == Caller::Poll {
+        if !progress.found_work && asked.is_empty() && who == Caller::Poll && !qp.sq.any() {
             // Nothing has changed, so there is nothing to follow it.
             return progress;
         }

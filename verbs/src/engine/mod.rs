@@ -210,9 +210,27 @@ impl QpInner {
         if self.sq.gather(operation) {
             self.drive(Caller::Post);
             self.gather.sent();
-        } else if self.gather.watch.announce() {
+        } else {
+            self.have_watched();
+        }
+    }
+
+    /// Has the driver see to it that what is left to do is done, if nobody else does it.
+    fn have_watched(self: &Arc<Self>) {
+        if self.gather.watch.announce() {
             self.driver().watch(self);
         }
+    }
+
+    /// Whether an empty poll of one of its completion queues may try others only.
+    pub(crate) fn is_one_of_many(&self) -> bool {
+        self.send_cq.is_crowded() || self.recv_cq.is_crowded()
+    }
+
+    /// Whether there is something to do that nothing will announce again.
+    #[inline]
+    pub(crate) fn has_rest(&self) -> bool {
+        self.rest.load(Ordering::Relaxed) || self.sq.any()
     }
 
     /// Sends what was gathered, before something that is not to overtake it.
@@ -233,10 +251,14 @@ impl QpInner {
 
     fn run(self: &Arc<Self>, who: Caller, mut posted: Option<Operation<Wqe>>) -> Drove {
         let limit = if who == Caller::Driver { LOOKS_OF_DRIVER } else { LOOKS_FOR_OTHERS };
+        self.runs.store(self.runs.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut found_work = false;
         let mut looks = 0;
         loop {
             let progress = self.turn(who, &mut posted);
+            if self.rest.load(Ordering::Relaxed) != progress.more {
+                self.rest.store(progress.more, Ordering::Relaxed);
+            }
             if let Some(operation) = posted.take() {
                 // The pass panicked before it came to it.
                 self.sq.append([operation]);
@@ -262,8 +284,14 @@ impl QpInner {
     fn pass_on(self: &Arc<Self>, who: Caller) {
         match who {
             // Of a parked queue pair the driver knows already, and its program goes on polling: both at
-            // once would only be in each other's way.
-            Caller::Post | Caller::Poll if self.parked.load(Ordering::Acquire) => return,
+            // once would only be in each other's way. But where polls have many to try, they may come to
+            // this one late, or the program polls the queue that has lost sight of it.
+            Caller::Post | Caller::Poll if self.parked.load(Ordering::Acquire) => {
+                if self.is_one_of_many() {
+                    self.have_watched();
+                }
+                return;
+            }
             Caller::Post | Caller::Wait => {}
             // The driver is to know, but to act only if nobody polls (any more).
             Caller::Poll | Caller::Driver => self.polled.store(true, Ordering::Release),

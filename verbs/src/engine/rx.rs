@@ -81,7 +81,15 @@ impl Rx {
         0..at.len()
     }
 
-    /// Nothing has changed since [`bring`](Self::bring).
+    /// What [`bring`](Self::bring) has brought in the buffer of a busy pass is at the front of it now, and
+    /// `len` octets long. (A copy that is still held stays where it is.)
+    fn moved_to_front(&mut self, len: usize) {
+        if self.held.is_empty() && !self.at.is_empty() {
+            self.at = 0..len;
+        }
+    }
+
+    /// Nothing has been read since [`bring`](Self::bring).
     fn put_back(&mut self, scratch: &mut Scratch) {
         // A copy is still here.
         if !self.at.is_empty() && self.held.is_empty() {
@@ -156,6 +164,7 @@ impl Link {
                     buffer.copy_within(start..end, 0);
                     end -= start;
                     start = 0;
+                    self.rx.moved_to_front(end);
                 }
                 // Over budget, FPDU by FPDU: nothing but the next one can stay over. What a stream that
                 // is over discards does not stay.

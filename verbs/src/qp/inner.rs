@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use event_listener::Event;
@@ -54,6 +54,10 @@ pub(crate) struct QpInner {
     pub(crate) scheduled: AtomicBool,
     /// ... unless a program polls for it.
     pub(crate) polled: AtomicBool,
+    /// The last pass left something to do that nothing will announce again.
+    pub(crate) rest: AtomicBool,
+    /// How often the engine was run; written by whoever runs it.
+    pub(crate) runs: AtomicU32,
     /// The driver leaves the socket alone: a program polls for it.
     pub(crate) parked: AtomicBool,
     pub(crate) observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -132,6 +136,8 @@ impl QpInner {
             gather: Gather::default(),
             scheduled: AtomicBool::new(false),
             polled: AtomicBool::new(false),
+            rest: AtomicBool::new(false),
+            runs: AtomicU32::new(0),
             parked: AtomicBool::new(false),
             observer: Mutex::new(None),
             closed: Event::new(),

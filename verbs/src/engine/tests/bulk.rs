@@ -175,3 +175,44 @@ fn what_a_busy_pass_keeps_is_counted_and_goes_on() {
     }
     until("all to be given back", || budget.used() == 0);
 }
+
+/// Part of the longest FPDU there is waits in a buffer that polls have moved it to the front of, over itself.
+#[test]
+fn the_longest_fpdu_may_come_in_two_parts() {
+    // As long as the one, and the gap before the other, can be: our own sender stops before that.
+    const LENGTHS: [usize; 2] = [65_526, 65_535];
+    let setup = Setup { crc: false, ..Setup::default() };
+    let end = setup.end();
+    let far = end.region(1 << 17);
+    let mut wire = Vec::new();
+    for (seed, len) in (1..).zip(LENGTHS) {
+        let ulpdu = tagged(far.rkey(), far.addr(), &octets(len - 14, seed));
+        wire.extend(u16::try_from(len).unwrap().to_be_bytes());
+        wire.extend(ulpdu);
+        wire.resize(wire.len().next_multiple_of(4) + 4, 0);
+    }
+    let (mut peer, right) = super::many::wide_tcp_pair();
+    let (last, most) = wire.split_last().unwrap();
+    peer.write_all(most).unwrap();
+    setup.start(&end, right, Role::Responder);
+    for _ in 0..1000 {
+        assert!(end.recv_cq.poll_one().is_none());
+    }
+    peer.write_all(&[*last]).unwrap();
+    let len = LENGTHS[1] - 14;
+    let whole = octets(len, 2);
+    until("the octets", || {
+        assert!(end.recv_cq.poll_one().is_none());
+        assert_eq!(end.qp.state(), QpState::Rts);
+        content(&far)[..len] == whole[..]
+    });
+}
+
+/// A tagged message of one segment.
+fn tagged(key: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
+    let mut ulpdu = vec![0xc1, 0x40];
+    ulpdu.extend(key.to_be_bytes());
+    ulpdu.extend(offset.to_be_bytes());
+    ulpdu.extend(payload);
+    ulpdu
+}

@@ -491,3 +491,24 @@ fn what_is_posted_without_a_driver_is_flushed_by_those_who_post() {
         assert_eq!((end.send_cq.len(), end.recv_cq.len()), (120, 120));
     }
 }
+
+/// One posts while another one is inside of a poll, on a connection that is closing: it is flushed by that
+/// poll or the next, and not when the close is over.
+#[test]
+fn what_is_posted_beside_a_poll_of_a_closing_connection_is_flushed() {
+    let setup = Setup::default();
+    let end = setup.end();
+    let (left, _peer) = tcp_pair();
+    setup.start(&end, left, Role::Initiator);
+    let inner = &end.qp.0.inner;
+    end.qp.disconnect();
+    while !inner.kick.try_enter() {
+        thread::yield_now();
+    }
+    end.qp.post_send(SendRequest::send_inline(5, [1; 8])).unwrap();
+    // The poll that was inside ends, and finds nothing but what was posted.
+    inner.kick.hand_over();
+    inner.drive_for_poll();
+    assert_eq!(end.send_cq.len(), 1, "not flushed");
+    assert_eq!(poll(&end.send_cq).status, WcStatus::WrFlushErr);
+}

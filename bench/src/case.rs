@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use iwarp_verbs::{FpduLimit, cm::ConnParam};
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,33 @@ pub(crate) struct Case {
     pub(crate) size: usize,
     pub(crate) wait: Wait,
     pub(crate) wire: Wire,
+}
+
+/// Octets of all buffers of a case together.
+const MEMORY_MOST: usize = 8 << 30;
+/// Requests, and connections, of a case.
+const COUNT_MOST: usize = 1 << 20;
+
+impl Case {
+    /// Whether it can be done at all: it may have come over the network.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(self.size > 0, "messages of no octets cannot be told apart");
+        let (footprint, counts) = match self.work {
+            Work::Stream(s) => (s.footprint, [s.depth, s.list, s.footprint, s.connections]),
+            Work::Idle { connections } => (1, [1, 1, 1, connections.max(1)]),
+            Work::PingPong { .. } | Work::Fairness { .. } | Work::Target { .. } => (1, [1; 4]),
+        };
+        for count in counts {
+            ensure!((1..=COUNT_MOST).contains(&count), "{count} is none of 1 to {COUNT_MOST}");
+        }
+        let octets = self.size.checked_mul(footprint);
+        ensure!(
+            octets.is_some_and(|octets| octets <= MEMORY_MOST),
+            "{footprint} buffers of {} octets are more than {MEMORY_MOST} octets",
+            self.size
+        );
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +161,14 @@ pub(crate) struct Pace {
 impl Pace {
     pub(crate) fn new(seconds: f64) -> Self {
         Self { warm_up: seconds / 5.0, seconds }
+    }
+
+    /// Whether it is a time at all.
+    pub(crate) fn check(self) -> Result<()> {
+        for seconds in [self.warm_up, self.seconds] {
+            ensure!((0.0..=3600.0).contains(&seconds), "{seconds} s is none of 0 to 3,600 s");
+        }
+        Ok(())
     }
 
     pub(crate) fn warm_up(self) -> Duration {
@@ -259,6 +295,26 @@ pub(crate) fn parse_fpdu(text: &str) -> Result<Fpdu, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        let case =
+            |size, work| Case { stack: Stack::Tcp, work, size, wait: Wait::Poll, wire: Wire::NONE };
+        let stream = Stream::default();
+        let refused = [
+            case(0, Work::PingPong { op: Op::Send }),
+            case(1, Work::Stream(Stream { depth: 0, ..stream })),
+            case(1, Work::Stream(Stream { connections: COUNT_MOST + 1, ..stream })),
+            case(usize::MAX, Work::Stream(Stream { footprint: 2, ..stream })),
+            case(MEMORY_MOST + 1, Work::PingPong { op: Op::Send }),
+        ];
+        assert!(refused.iter().all(|case| case.check().is_err()));
+        assert!(case(1, Work::Stream(stream)).check().is_ok());
+        for seconds in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(Pace::new(seconds).check().is_err());
+        }
+        assert!(Pace::new(0.1).check().is_ok());
+    }
 
     #[test]
     fn sizes_are_read_and_written() {

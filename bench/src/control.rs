@@ -209,6 +209,10 @@ pub(crate) fn serve(
         move || listen(&mut reader, &latest, &send)
     });
     for (id, case, pace) in jobs {
+        if let Err(error) = case.check().and_then(|()| pace.check()) {
+            write_line(stream, &Reply::Failed { id, what: format!("{error:#}") })?;
+            continue;
+        }
         let stop =
             Stop { latest: Arc::clone(&latest), id, deadline: Instant::now() + pace.limit() };
         let meter = cpu::Meter::start();

@@ -25,10 +25,24 @@ fn restore_when_interrupted(before: i32) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else {
         return;
     };
-    if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+    if let Ok(code) = runtime.block_on(interruption()) {
         restore(before);
-        process::exit(130);
+        process::exit(code);
     }
+}
+
+/// The exit code for the signal that ends the program.
+async fn interruption() -> io::Result<i32> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut end = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(tokio::select! {
+        _ = hang_up.recv() => 129,
+        _ = end.recv() => 143,
+        _ = interrupt.recv() => 130,
+    })
 }
 
 fn restore(before: i32) {

@@ -204,7 +204,13 @@ impl<'a> Pump<'a> {
     }
 
     /// Returns when everything is complete here, and is placed at the peer.
+    ///
+    /// Not so where Sends go both ways: they end with the last words of both ends. While a Read is
+    /// outstanding, a Send that finds no receive would end the connection, as its answer could be behind it.
     fn flush(&mut self) -> Result<()> {
+        if self.s.both_ways && self.s.op == Op::Send {
+            return Ok(());
+        }
         for (at, end) in self.session.ends.iter().enumerate() {
             let number = self.lines[at].posted + 1;
             let request = if self.s.op == Op::Read {

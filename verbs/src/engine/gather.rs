@@ -297,23 +297,23 @@ impl Watched {
         let qp = &self.qp;
         let before = std::mem::replace(&mut self.seen, Self::activity(qp));
         let Activity { gathered, polls, runs } = self.seen;
-        // Polls count only if they came to this queue pair.
-        if (before.gathered, before.runs) != (gathered, runs) {
-            return true;
+        if !qp.has_rest() {
+            if before.gathered != gathered {
+                // There will be more.
+                return true;
+            }
+            qp.gather.watch.retire();
+            // Whoever has left something since may have seen the announcement.
+            return qp.has_rest() && qp.gather.watch.announce();
         }
-        if qp.has_rest() {
+        // Polls count only if they came to this queue pair.
+        if (before.gathered, before.runs) == (gathered, runs) {
             if before.polls == polls && qp.sq.any() {
                 qp.gather.left();
             }
             qp.drive(Caller::Driver);
-            return true;
         }
-        if before.polls != polls {
-            return true;
-        }
-        qp.gather.watch.retire();
-        // Whoever has left something since may have seen the announcement.
-        qp.has_rest() && qp.gather.watch.announce()
+        true
     }
 }
 

@@ -39,9 +39,10 @@ impl SendQueue {
 
     /// Appends operations whose slots are reserved. The engine has to be run afterwards.
     pub(crate) fn append(&self, operations: impl IntoIterator<Item = Operation<Wqe>>) {
-        let operations_posted = &mut self.posted.lock().operations;
-        operations_posted.extend(operations);
-        self.any.store(!operations_posted.is_empty(), Ordering::Relaxed);
+        let queue = &mut self.posted.lock().operations;
+        begin_small(queue);
+        queue.extend(operations);
+        self.any.store(!queue.is_empty(), Ordering::Relaxed);
     }
 
     /// Appends an operation that may wait for more. `true`: there is enough, and the engine has to be run.
@@ -53,6 +54,7 @@ impl SendQueue {
         };
         let mut posted = self.posted.lock();
         posted.gathered += octets;
+        begin_small(&mut posted.operations);
         posted.operations.push_back(operation);
         self.any.store(true, Ordering::Relaxed);
         posted.operations.len() >= MOST_REQUESTS || posted.gathered >= MOST_OCTETS
@@ -74,5 +76,12 @@ impl SendQueue {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.posted.lock().operations.is_empty()
+    }
+}
+
+/// A ring begins with one place, not with four: most queue pairs seldom need one at all.
+fn begin_small(queue: &mut VecDeque<Operation<Wqe>>) {
+    if queue.capacity() == 0 {
+        queue.reserve_exact(1);
     }
 }

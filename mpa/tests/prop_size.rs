@@ -88,7 +88,8 @@ proptest! {
         for count in 1..=bound / segment {
             let room = segment * count;
             if room <= framed_len(ULPDU_MAX_SENT, false, 0) {
-                prop_assert!(plan.mulpdu >= room - 6 - room % 4);
+                // In the longest FPDU there is two octets are always pad.
+                prop_assert!(plan.mulpdu >= (room - 6 - room % 4).min(ULPDU_MAX_SENT));
             }
         }
     }
@@ -121,6 +122,8 @@ fn usual_plans() {
     // One of loopback, which no FPDU can fill.
     assert_eq!(plan(65_483, FpduLimit::default()), (64_768, true));
     assert_eq!(plan(65_483, FpduLimit::Emss), (64_768, true));
+    // Six segments are exactly the longest FPDU.
+    assert_eq!(plan(10_796, FpduLimit::Octets(64_776)), (64_768, false));
     // As much as may be sent, in whole segments.
     assert_eq!(plan(1460, FpduLimit::Octets(u32::MAX)), (44 * 1460 - 6, false));
 }

@@ -145,6 +145,13 @@ fn events_end_with_their_queue_pair() {
     }
 }
 
+/// The signal mask in a `status` file of a thread.
+#[cfg(target_os = "linux")]
+fn blocked_signals(status: &str) -> u64 {
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+    u64::from_str_radix(blocked.trim(), 16).unwrap()
+}
+
 /// The program's signals are not taken by the library's thread.
 #[cfg(target_os = "linux")]
 #[test]
@@ -159,8 +166,7 @@ fn the_driver_thread_takes_no_signals() {
         // Threads of other tests may end meanwhile.
         let Ok(name) = std::fs::read_to_string(task.join("comm")) else { continue };
         let Ok(status) = std::fs::read_to_string(task.join("status")) else { continue };
-        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
-        let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+        let blocked = blocked_signals(&status);
         if name.trim() == "iwarp-driver" {
             drivers += 1;
             for signal in [1, 2, 10, 14, 15, 17] {
@@ -170,8 +176,7 @@ fn the_driver_thread_takes_no_signals() {
     }
     // Of this thread only: others, of other tests, may be about to start a driver.
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
-    let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+    let blocked = blocked_signals(&status);
     assert_eq!(blocked & (1 << 13), 0, "the mask was not put back");
     assert!(drivers >= 2, "{drivers} drivers");
 }

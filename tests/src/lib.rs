@@ -5,6 +5,7 @@
 //! | [`peer`] | the scripted peer: start-up frames and FPDUs by hand, good and bad, over a plain TCP socket |
 //! | [`child`] | processes a test starts, its own binary once more among them |
 //! | [`netns`], [`link`] | two network namespaces and the cable between them |
+//! | [`sources`] | the sources as text, for tests that compare documents with them |
 //!
 //! The harness fails a test by panicking: where something of the harness itself goes wrong, the test says so.
 #![allow(clippy::missing_panics_doc, reason = "a harness fails its test by panicking")]
@@ -14,6 +15,7 @@ pub mod link;
 pub mod live;
 pub mod netns;
 pub mod peer;
+pub mod sources;
 
 /// Ends a test that cannot run on this machine, with the reason in its output.
 #[macro_export]

@@ -6,25 +6,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::{Component, Path, PathBuf};
-use std::{fs, io};
+
+use iwarp_tests::sources::{self, File, cells, quoted};
 
 /// Families of requirements; an id is a family, a hyphen and digits.
 const FAMILIES: [&str; 8] = ["MPA", "DDP", "RDMAP", "ORD", "SEC", "CONN", "EXT", "REG"];
 
 const MATRIX: &str = "docs/conformance.md";
 
-/// Kinds of files in which citations are looked for.
-const EXTENSIONS: [&str; 5] = ["rs", "sh", "py", "c", "h"];
-
 #[test]
 fn matrix_agrees_with_the_sources() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is one up");
-    let matrix = fs::read_to_string(root.join(MATRIX)).expect("the matrix is readable");
-    let mut files = Vec::new();
-    collect_files(root, Path::new(""), &mut files).expect("the workspace is readable");
-
-    let offences = offences(&matrix, &files, |path| root.join(path).is_file());
+    let matrix = sources::read(MATRIX);
+    let offences = offences(&matrix, &sources::all(), |path| sources::root().join(path).is_file());
     assert!(offences.is_empty(), "{} offences:\n{}", offences.len(), offences.join("\n"));
 }
 
@@ -75,42 +68,6 @@ fn offences_are_found() {
     );
 }
 
-/// A file of the workspace, its path relative to the root and with `/`.
-struct File {
-    path: String,
-    text: String,
-}
-
-fn collect_files(root: &Path, folder: &Path, files: &mut Vec<File>) -> io::Result<()> {
-    let mut entries: Vec<_> = fs::read_dir(root.join(folder))?.collect::<Result<_, _>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let name = entry.file_name();
-        let path: PathBuf = folder.join(&name);
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            let hidden = name.to_string_lossy().starts_with('.');
-            if !hidden && name != "target" {
-                collect_files(root, &path, files)?;
-            }
-        } else if kind.is_file()
-            && path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|&e| extension == e))
-        {
-            let text = String::from_utf8_lossy(&fs::read(root.join(&path))?).into_owned();
-            files.push(File { path: slashed(&path), text });
-        }
-    }
-    Ok(())
-}
-
-fn slashed(path: &Path) -> String {
-    let parts = path.components().filter_map(|part| match part {
-        Component::Normal(part) => Some(part.to_string_lossy()),
-        _ => None,
-    });
-    parts.collect::<Vec<_>>().join("/")
-}
-
 /// One requirement of the matrix.
 struct Row<'a> {
     id: &'a str,
@@ -122,13 +79,7 @@ struct Row<'a> {
 impl<'a> Row<'a> {
     /// The row in a line of the matrix, if there is one; a requirement without seven columns is an `Err`.
     fn parse(line: &'a str) -> Option<Result<Self, String>> {
-        let cells: Vec<_> = line
-            .strip_prefix('|')?
-            .trim_end()
-            .strip_suffix('|')?
-            .split('|')
-            .map(str::trim)
-            .collect();
+        let cells = cells(line)?;
         let id = *cells.first()?;
         if ids(id).next().is_none_or(|(_, found)| found != id) {
             return None;
@@ -158,41 +109,6 @@ fn ids(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What stands between backticks.
-fn quoted(cell: &str) -> impl Iterator<Item = &str> {
-    cell.split('`').skip(1).step_by(2)
-}
-
-/// Where the tests in a file begin; its length if there are none.
-fn tests_begin(file: &File) -> usize {
-    let mut parts = file.path.rsplit('/');
-    if parts.next() == Some("tests.rs") || parts.any(|folder| folder == "tests") {
-        return 0;
-    }
-    let mut at = 0;
-    let mut lines = file.text.split_inclusive('\n');
-    while let Some(line) = lines.next() {
-        if is_test_attribute(line) {
-            let item = lines.clone().map(str::trim_start).find(|line| {
-                !line.trim().is_empty() && !line.starts_with('#') && !line.starts_with("//")
-            });
-            if item.is_some_and(|item| item.starts_with("mod ") || item.contains(") mod ")) {
-                return at;
-            }
-        }
-        at += line.len();
-    }
-    file.text.len()
-}
-
-/// `#[cfg(test)]`, or one that names `test` or `loom` among others.
-fn is_test_attribute(line: &str) -> bool {
-    let Some(condition) = line.trim_start().strip_prefix("#[cfg(") else { return false };
-    condition
-        .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-        .any(|word| word == "test" || word == "loom")
-}
-
 /// Where an id is cited: file and line.
 #[derive(Default)]
 struct Citations<'a> {
@@ -203,7 +119,7 @@ struct Citations<'a> {
 fn citations(files: &[File]) -> BTreeMap<&str, Citations<'_>> {
     let mut citations: BTreeMap<&str, Citations<'_>> = BTreeMap::new();
     for file in files {
-        let tests = tests_begin(file);
+        let tests = file.tests_begin();
         for (at, id) in ids(&file.text) {
             let cited = citations.entry(id).or_default();
             cited.places.push((&file.path, file.text[..at].matches('\n').count() + 1));

@@ -16,16 +16,19 @@ pub struct File {
 }
 
 /// Where the workspace is.
+#[must_use]
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is one up")
 }
 
 /// The text of one file, by its path from the root.
+#[must_use]
 pub fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// All source files and scripts.
+#[must_use]
 pub fn all() -> Vec<File> {
     let mut files = Vec::new();
     collect_files(root(), Path::new(""), &mut files).expect("the workspace is readable");

@@ -152,6 +152,9 @@ pub enum LocalError {
     /// A Read was submitted, and the stream allows none.
     #[error("Read on a stream with ORD 0")]
     NoOrd,
+    /// The owner of the memory refused local work.
+    #[error("local work request refused")]
+    WorkRefused,
 }
 
 /// Why a peer's Terminate cannot be read. Such a message ends the stream like any other Terminate, and

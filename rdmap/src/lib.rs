@@ -247,7 +247,7 @@ pub use config::StreamConfig;
 pub use counters::{Counters, Messages};
 pub use error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};
 pub use event::{CloseCause, Event, Initiator, Input, LostCause, Need, Shutdown};
-pub use memory::{InvalidateRefusal, Memory, Receive, Received};
+pub use memory::{InvalidateRefusal, Memory, Receive, Received, WorkRefused};
 pub use message::ReadRequest;
 pub use opcode::Opcode;
 pub use operation::{Operation, OperationKind, Outcome, SubmitError};

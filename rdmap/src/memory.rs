@@ -31,7 +31,21 @@ pub trait Memory<B>: Placement<Buffer = B> + Source<Buffer = B> {
     /// (RDMAP-046). On `Err` nothing has changed. When it returns `Ok`, no octet moves through the
     /// `STag` any more (SEC-04).
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal>;
+
+    /// Carries out the work of an [`OperationKind::Local`](crate::OperationKind::Local), whose turn has come.
+    ///
+    /// When it returns `Ok`, the work is in effect. On `Err` nothing has changed, and the stream ends.
+    /// Refuses whatever comes unless it is overridden: an owner that never submits such work has none.
+    fn perform(&mut self, work: &B) -> Result<(), WorkRefused> {
+        let _ = work;
+        Err(WorkRefused)
+    }
 }
+
+/// Local work cannot be done: what it names is not there, or in the wrong state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("local work request refused")]
+pub struct WorkRefused;
 
 /// A posted receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,6 +46,12 @@ pub enum OperationKind {
         /// Where in it.
         source_offset: u64,
     },
+    /// Work on the local memory that sends nothing, such as to bind a window: carried out by
+    /// [`Memory::perform`](crate::Memory::perform) in its turn.
+    ///
+    /// It takes effect when TCP has accepted everything ahead of it, and before anything behind it
+    /// begins; with a fence it waits for earlier Reads as well, so that all that is ahead is complete.
+    Local,
 }
 
 /// How an operation or a receive ended.
@@ -62,7 +68,7 @@ pub enum Outcome {
     LocalProtection,
     /// The local buffer is too short, or the message that came for it too long.
     LocalLength,
-    /// The operation cannot be carried out on this stream: a Read where none may be outstanding.
+    /// The operation cannot be carried out: a Read where none may be outstanding, local work that is refused.
     LocalOperation,
     /// The peer refused access to its memory.
     RemoteAccess,

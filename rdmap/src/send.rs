@@ -71,6 +71,15 @@ pub(crate) struct Draft {
     pub(crate) offset: u32,
 }
 
+/// What the sender does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Send a segment.
+    Segment(Draft),
+    /// Carry out the present operation, which sends nothing.
+    Perform,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Terminate,
@@ -233,19 +242,18 @@ impl<B> Sender<B> {
     /// What goes out next, if anything may: RDMA messages and nothing else (RDMAP-060). With `reads_wait` no
     /// Read is begun.
     #[inline]
-    pub(crate) fn next(&self, reads_wait: bool) -> Result<Option<Draft>, LocalError> {
+    pub(crate) fn next(&self, reads_wait: bool) -> Result<Option<Step>, LocalError> {
         if self.held {
-            return Ok(None);
+            // What sends nothing is not held back.
+            let performs = !self.stopped && self.work_is_due();
+            return Ok(performs.then_some(Step::Perform));
         }
         if let Some(terminate) = &self.terminate {
             let len = terminate.encode(&mut [0; TERMINATE_MAX]);
             let len = u32::try_from(len).unwrap_or(0);
-            return Ok(Some(Draft {
-                from: Origin::Terminate,
-                opcode: Opcode::Terminate,
-                len,
-                offset: 0,
-            }));
+            let from = Origin::Terminate;
+            let opcode = Opcode::Terminate;
+            return Ok(Some(Step::Segment(Draft { from, opcode, len, offset: 0 })));
         }
         if self.stopped {
             return Ok(None);
@@ -257,7 +265,10 @@ impl<B> Sender<B> {
                 Rtr::Write => (Opcode::Write, 0),
                 Rtr::Read => (Opcode::ReadRequest, READ_REQUEST_LEN_U32),
             };
-            return Ok(Some(Draft { from: Origin::Rtr, opcode, len, offset: 0 }));
+            return Ok(Some(Step::Segment(Draft { from: Origin::Rtr, opcode, len, offset: 0 })));
+        }
+        if self.work_is_due() {
+            return Ok(Some(Step::Perform));
         }
         let own = self.own(reads_wait)?;
         let ready = own.map(|draft| OwnReady {
@@ -267,7 +278,7 @@ impl<B> Sender<B> {
         let response = self.responses.front();
         let response_ready =
             response.map(|response| ResponseReady { begun: response.answered > 0 });
-        Ok(match self.arbiter.choose(ready, response_ready) {
+        let draft = match self.arbiter.choose(ready, response_ready) {
             None => None,
             Some(Turn::Own) => own,
             Some(Turn::Response) => response.map(|response| Draft {
@@ -276,7 +287,27 @@ impl<B> Sender<B> {
                 len: response.request.len,
                 offset: response.answered,
             }),
+        };
+        Ok(draft.map(Step::Segment))
+    }
+
+    /// Whether the present operation is local work that need not wait.
+    #[inline]
+    fn work_is_due(&self) -> bool {
+        self.queue.current().is_some_and(|entry| {
+            matches!(entry.kind, OperationKind::Local)
+                && !(entry.fence && self.queue.outstanding() > 0)
         })
+    }
+
+    /// The present local work is in effect.
+    pub(crate) fn performed(&mut self) {
+        self.queue.performed();
+    }
+
+    /// The buffer of the present operation.
+    pub(crate) fn current_buffer(&self) -> Option<&B> {
+        self.queue.current_buffer()
     }
 
     /// The segment of the send queue that can go out.
@@ -294,6 +325,8 @@ impl<B> Sender<B> {
                 draft(Opcode::send(solicited, invalidate.is_some()), entry.len)
             }
             OperationKind::Write { .. } => draft(Opcode::Write, entry.len),
+            // Waits for its fence.
+            OperationKind::Local => None,
             OperationKind::Read { .. } => {
                 // RDMAP-063
                 if self.ord == 0 {
@@ -369,6 +402,7 @@ impl<B> Sender<B> {
                         let header = untagged(qn::READ_REQUEST, self.request_msn, None);
                         (header, request_body(read_request(entry)?))
                     }
+                    OperationKind::Local => return None,
                 }
             }
         })
@@ -443,6 +477,7 @@ impl<B> Sender<B> {
                 self.queue.sent(end, None);
                 Sent::Nothing
             }
+            OperationKind::Local => Sent::Nothing,
             OperationKind::Read { sink_stag, sink_offset, .. } => {
                 let len = entry.len;
                 let msn = take_msn(&mut self.request_msn);
@@ -460,7 +495,7 @@ impl<B> Sender<B> {
     /// The present operation cannot be sent.
     pub(crate) fn own_failed(&mut self, error: LocalError) {
         let verdict = match error {
-            LocalError::NoOrd => Outcome::LocalOperation,
+            LocalError::NoOrd | LocalError::WorkRefused => Outcome::LocalOperation,
             LocalError::Source(fault) | LocalError::Sink(fault) | LocalError::Receive(fault) => {
                 local_outcome(fault)
             }

@@ -311,7 +311,8 @@ impl Error {
                 LocalError::Source(_)
                 | LocalError::Sink(_)
                 | LocalError::Receive(_)
-                | LocalError::NoOrd,
+                | LocalError::NoOrd
+                | LocalError::WorkRefused,
             ) => (TerminateCode::LOCAL_CATASTROPHIC, Show::Nothing),
             Self::Requested(code) => (*code, Show::Nothing),
             // RDMAP-056: a Terminate is not answered. And a peer that stopped inside an FPDU is gone.
@@ -379,6 +380,7 @@ mod tests {
             (LocalError::Sink(LocalFault::Length).into(), Some((0x0000, ""))),
             (LocalError::Receive(LocalFault::Protection).into(), Some((0x0000, ""))),
             (LocalError::NoOrd.into(), Some((0x0000, ""))),
+            (LocalError::WorkRefused.into(), Some((0x0000, ""))),
             (Error::Requested(TerminateCode::SETUP_IRD), Some((0x2006, ""))),
             (BadTerminate::Tagged.into(), None),
             (BadTerminate::Segment(UntaggedError::MsnRange).into(), None),

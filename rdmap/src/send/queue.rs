@@ -33,7 +33,7 @@ enum Progress {
     Sent { end: u64, msn: Option<u32> },
     /// A Read that waits for its response.
     Outstanding { msn: u32 },
-    /// A Read whose response came.
+    /// A Read whose response came, or local work that is in effect.
     Answered,
 }
 
@@ -151,6 +151,14 @@ impl<B> SendQueue<B> {
         self.current = self.current.saturating_add(1);
         self.outstanding = self.outstanding.saturating_add(1);
         Some((id, buffer))
+    }
+
+    /// The present local work is in effect.
+    pub(crate) fn performed(&mut self) {
+        if let Some(entry) = self.entries.get_mut(self.current) {
+            entry.progress = Progress::Answered;
+            self.current = self.current.saturating_add(1);
+        }
     }
 
     /// The response of a Read is complete.

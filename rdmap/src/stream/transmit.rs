@@ -8,10 +8,10 @@ use crate::batch::{Chunk, TxBatch};
 use crate::clock::Clock;
 use crate::counters::add;
 use crate::error::{Error, LocalError, ProtectionError};
-use crate::memory::Memory;
+use crate::memory::{Memory, WorkRefused};
 use crate::opcode::Opcode;
 use crate::recv::Blame;
-use crate::send::{Body, Draft, Header, Sent};
+use crate::send::{Body, Draft, Header, Sent, Step};
 use crate::state::State;
 
 /// Why a segment did not go out.
@@ -43,7 +43,15 @@ impl<B> Stream<B> {
         let mut record = Record::default();
         loop {
             let draft = match self.sender.next(self.blocked.is_some()) {
-                Ok(Some(draft)) => draft,
+                Ok(Some(Step::Segment(draft))) => draft,
+                Ok(Some(Step::Perform)) => {
+                    // What is ahead goes to TCP before: then it is complete, or waits for the peer.
+                    if !out.is_empty() {
+                        break;
+                    }
+                    self.perform(memory, clock);
+                    continue;
+                }
                 Ok(None) => break,
                 Err(error) => {
                     self.own_failed(error, clock);
@@ -82,6 +90,20 @@ impl<B> Stream<B> {
             }
         }
         !out.is_empty()
+    }
+
+    /// Carries out the present operation, which sends nothing.
+    #[cold]
+    fn perform<M: Memory<B>>(&mut self, memory: &mut M, clock: &mut dyn Clock) {
+        let Some(work) = self.sender.current_buffer() else { return };
+        match memory.perform(work) {
+            Ok(()) => {
+                self.sender.performed();
+                // It may have been the last thing that a close waits for.
+                self.settle(clock);
+            }
+            Err(WorkRefused) => self.own_failed(LocalError::WorkRefused, clock),
+        }
     }
 
     fn own_failed(&mut self, error: LocalError, clock: &mut dyn Clock) {

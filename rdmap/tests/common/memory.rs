@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag, range_in};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Receive, Received};
+use iwarp_rdmap::{InvalidateRefusal, Memory, Receive, Received, WorkRefused};
 
 /// The local side of a work request: some octets of the [`TestMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +72,8 @@ pub struct TestMemory {
     pub placements: usize,
     /// Looks at the buffers of work requests.
     pub buffers: usize,
+    /// Local work that was carried out, by number. Work on a broken buffer is refused.
+    pub performed: Vec<u64>,
 }
 
 impl TestMemory {
@@ -203,6 +205,14 @@ impl Memory<Buf> for TestMemory {
             return Err(InvalidateRefusal::Rights);
         }
         region.valid = false;
+        Ok(())
+    }
+
+    fn perform(&mut self, work: &Buf) -> Result<(), WorkRefused> {
+        if self.broken.contains(&work.id) {
+            return Err(WorkRefused);
+        }
+        self.performed.push(work.id);
         Ok(())
     }
 }

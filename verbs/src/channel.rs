@@ -7,14 +7,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 
 use crate::cq::{CompletionQueue, CqInner};
 use crate::device::DeviceInner;
 use crate::error::Error;
 use crate::event::Ack;
-use crate::sys::Notifier;
+use crate::sys::{Notifier, wait_readable};
 
 /// A completion channel: tells which of its completion queues have something, once for each time they
 /// were armed.
@@ -60,7 +58,7 @@ impl ChannelInner {
             // Those about queues that are gone are dropped (FC-040).
             if let Some(cq) = cq.filter(|cq| !cq.is_destroyed()) {
                 let ack = cq.unacked().issue();
-                return Ok(Some(CqEvent { cq: CompletionQueue::from_inner(cq), _ack: ack }));
+                return Ok(Some(CqEvent { cq: CompletionQueue::from_inner(cq), ack }));
             }
         }
         Ok(None)
@@ -106,16 +104,10 @@ impl CompletionChannel {
             if let Some(event) = self.get_event()? {
                 return Ok(Some(event));
             }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
+            let more = wait_readable(self.as_fd(), deadline)
+                .map_err(|error| Error::io("wait for a completion channel", error))?;
+            if !more {
                 return Ok(None);
-            }
-            // Durations that the system cannot express are as good as none.
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let mut fds = [PollFd::new(&self.0.notifier, PollFlags::IN)];
-            match poll(&mut fds, left.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(Error::io("wait for a completion channel", error.into())),
             }
         }
     }
@@ -154,7 +146,7 @@ impl AsFd for CompletionChannel {
 pub struct CqEvent {
     cq: CompletionQueue,
     /// Acknowledges when dropped.
-    _ack: Ack,
+    ack: Ack,
 }
 
 impl CqEvent {
@@ -167,6 +159,13 @@ impl CqEvent {
     /// Acknowledges, and gives the queue.
     #[must_use]
     pub fn ack(self) -> CompletionQueue {
+        self.cq
+    }
+    /// Gives the queue without acknowledging: [`CompletionQueue::ack_events`] has to be called some day, for
+    /// any number of events at once, and the destruction of the queue waits for that.
+    #[must_use = "the queue is to be told of the acknowledgement"]
+    pub fn into_unacknowledged(self) -> CompletionQueue {
+        self.ack.leave();
         self.cq
     }
 }

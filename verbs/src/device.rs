@@ -1,8 +1,10 @@
 //! The device: what everything else is made from.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::channel::CompletionChannel;
 use crate::cm::Handshakes;
@@ -10,8 +12,8 @@ pub(crate) use crate::config::{DeviceConfig, DeviceLimits};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::engine::driver::Driver;
 use crate::error::Error;
+use crate::event::AsyncEvent;
 use crate::event::AsyncEvents;
-pub(crate) use crate::event::{AsyncEvent, AsyncEventKind};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::stats::{DeviceCounters, DeviceStats};
 use crate::wr::MESSAGE_MAX;
@@ -30,7 +32,7 @@ pub(crate) struct DeviceInner {
     pub(crate) handshakes: Arc<Handshakes>,
     pub(crate) counters: DeviceCounters,
     driver: Driver,
-    events: AsyncEvents,
+    events: Arc<AsyncEvents>,
     /// Number of the next completion queue, for logs.
     next_cq: AtomicU32,
 }
@@ -38,12 +40,14 @@ pub(crate) struct DeviceInner {
 impl DeviceInner {
     pub(crate) fn new(config: DeviceConfig) -> Result<Arc<Self>, Error> {
         config.check()?;
+        let events =
+            AsyncEvents::new().map_err(|error| Error::io("make a descriptor for events", error))?;
+        let events = Arc::new(events);
         Ok(Arc::new(Self {
             handshakes: Handshakes::new(config.max_pending_handshakes),
             counters: DeviceCounters::default(),
-            driver: Driver::new(config.memory_budget),
-            events: AsyncEvents::new()
-                .map_err(|error| Error::io("make a descriptor for events", error))?,
+            driver: Driver::new(config.memory_budget, Arc::clone(&events)),
+            events,
             next_cq: AtomicU32::new(0),
             config,
         }))
@@ -57,11 +61,6 @@ impl DeviceInner {
 
     pub(crate) fn events(&self) -> &AsyncEvents {
         &self.events
-    }
-
-    /// Tells the program what happened to a queue pair.
-    pub(crate) fn raise_qp(&self, kind: AsyncEventKind, number: u32) {
-        self.events.raise_qp(kind, number);
     }
 
     /// Drops events about a queue pair that nobody has fetched.
@@ -165,14 +164,44 @@ impl Device {
         self.0.events.as_fd()
     }
 
-    /// The next asynchronous event, if there is one. Never blocks; to wait, poll
-    /// [`async_fd`](Self::async_fd).
+    /// The next asynchronous event, if there is one. Never blocks; to wait for it together with other
+    /// things, poll [`async_fd`](Self::async_fd).
     ///
     /// # Errors
     /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected.
     pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
-        self.0.events.next().map_err(|error| Error::io("read the descriptor for events", error))
+        self.0.events.next().map_err(events_failed)
     }
+
+    /// Waits for the next asynchronous event, at most for `timeout` if there is one. `None`: the time is
+    /// over.
+    ///
+    /// Blocks the calling thread. When several threads or tasks wait, each event goes to one of them.
+    ///
+    /// # Errors
+    /// As [`next_async_event`](Self::next_async_event).
+    pub fn wait_async_event(
+        &self,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Option<AsyncEvent>, Error> {
+        // A time that cannot be expressed never comes.
+        let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
+        self.0.events.wait(deadline).map_err(events_failed)
+    }
+
+    /// Waits for the next asynchronous event in a task of any runtime.
+    ///
+    /// Cancel-safe: a dropped call takes no event, and if it was to be woken, another waiter is.
+    ///
+    /// # Errors
+    /// As [`next_async_event`](Self::next_async_event).
+    pub async fn async_event(&self) -> Result<AsyncEvent, Error> {
+        self.0.events.arrival().await.map_err(events_failed)
+    }
+}
+
+fn events_failed(error: io::Error) -> Error {
+    Error::io("read the descriptor for events", error)
 }
 
 /// What a device offers.

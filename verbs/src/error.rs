@@ -91,6 +91,15 @@ pub enum Error {
         capacity: u32,
     },
 
+    /// More events were acknowledged than are to be.
+    #[error("cannot acknowledge {asked} events, {left} were fetched and left unacknowledged")]
+    Acknowledged {
+        /// Events to be acknowledged.
+        asked: u64,
+        /// Events that wait for it.
+        left: u64,
+    },
+
     /// The operating system refused.
     #[error("cannot {what}: {source}")]
     Io {
@@ -122,6 +131,7 @@ impl Error {
             | Self::ForeignDevice { .. }
             | Self::Destroyed { .. }
             | Self::State { .. }
+            | Self::Acknowledged { .. }
             | Self::Memory(_) => Errno::INVAL,
             Self::Busy { .. } => Errno::BUSY,
             Self::CqOverrun { .. } => Errno::IO,

@@ -150,7 +150,7 @@ pub use mem::{
     Access, MemoryError, MemoryRegion, MrSlice, Owned, RegisterError, RemoteMemory, StableBytes,
 };
 pub use pd::ProtectionDomain;
-pub use qp::{Ending, QueuePair};
+pub use qp::{Ending, QueuePair, WeakQueuePair};
 pub use stats::{DeviceStats, QpStats};
 pub use wc::{FailedCompletion, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{

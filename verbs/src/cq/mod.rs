@@ -410,6 +410,15 @@ impl CompletionQueue {
         Ok(())
     }
 
+    /// Acknowledges `n` events about the queue, of a channel or of the device, that were
+    /// [left unacknowledged](crate::CqEvent::into_unacknowledged). One call may do so for any number.
+    ///
+    /// # Errors
+    /// [`Error::Acknowledged`] if there are fewer; none is acknowledged then.
+    pub fn ack_events(&self, n: u64) -> Result<(), Error> {
+        self.0.unacked.ack(n)
+    }
+
     /// Completions it can hold.
     #[must_use]
     pub fn capacity(&self) -> u32 {
@@ -463,6 +472,7 @@ impl CompletionQueue {
             self.0.destroyed.store(true, Ordering::Release);
         }
         self.0.release_waiters();
+        self.0.device.events().forget_cq(&self.0);
         self.0.unacked.wait_none();
         Ok(())
     }

@@ -28,6 +28,8 @@ bitflags::bitflags! {
         const ABANDON = 1 << 10;
         /// Look at the input.
         const INPUT = 1 << 11;
+        /// The device fails: send a Terminate 0/2/08.
+        const DEVICE_FATAL = 1 << 12;
         /// Panic, to see what survives.
         #[cfg(test)]
         const PANIC = 1 << 31;

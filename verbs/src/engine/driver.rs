@@ -24,6 +24,7 @@ use super::asked::Asked;
 use super::budget::Budget;
 use super::gather::Watching;
 use super::{Caller, parking::Parking};
+use crate::event::{AsyncEventKind, AsyncEvents};
 use crate::mem::without_signals;
 use crate::qp::QpInner;
 use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
@@ -32,6 +33,7 @@ use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
 #[derive(Debug)]
 pub(crate) struct Driver {
     budget: Budget,
+    events: Arc<AsyncEvents>,
     /// Only one start at a time, and a failed one may be tried again.
     starting: Mutex<()>,
     running: OnceLock<Arc<Shared>>,
@@ -45,6 +47,13 @@ struct Shared {
     inbox: Mutex<Inbox>,
     /// The thread has been woken and has not looked into the inbox since.
     woken: AtomicBool,
+    /// The thread has come to an end that nobody asked for.
+    failed: AtomicBool,
+    /// Where that is told.
+    events: Arc<AsyncEvents>,
+    /// Has the thread fail.
+    #[cfg(test)]
+    broken: AtomicBool,
     /// Queue pairs with a connection, by number: what keeps them alive without a handle.
     connected: Mutex<HashMap<u64, Arc<QpInner>>>,
 }
@@ -62,9 +71,11 @@ struct Inbox {
 }
 
 impl Driver {
-    pub(crate) fn new(memory_budget: usize) -> Self {
+    /// What befalls the thread is told as an event.
+    pub(crate) fn new(memory_budget: usize, events: Arc<AsyncEvents>) -> Self {
         Self {
             budget: Budget::new(memory_budget),
+            events,
             starting: Mutex::new(()),
             running: OnceLock::new(),
         }
@@ -100,7 +111,7 @@ impl Driver {
 
     /// Has the socket reported once.
     pub(super) fn arm(&self, qp: &QpInner, socket: BorrowedFd<'_>, interest: Interest) {
-        let Some(shared) = self.running.get() else { return };
+        let Some(shared) = self.live() else { return };
         if let Err(error) = shared.set.arm(socket, qp.key(), interest) {
             // Out of kernel memory. The driver tries again; without it the connection might stand still.
             tracing::warn!(qp = qp.number, %error, "socket not armed");
@@ -108,14 +119,28 @@ impl Driver {
         }
     }
 
-    /// Whether the thread has been started.
+    /// Whether the thread has been started, and goes on.
     pub(super) fn is_running(&self) -> bool {
-        self.running.get().is_some()
+        self.live().is_some()
+    }
+
+    /// What is shared with the thread, if there is anybody to share with.
+    fn live(&self) -> Option<&Arc<Shared>> {
+        self.running.get().filter(|shared| !shared.failed.load(Ordering::Relaxed))
+    }
+
+    /// Has the thread fail.
+    #[cfg(test)]
+    pub(super) fn break_down(&self) {
+        if let Some(shared) = self.running.get() {
+            shared.broken.store(true, Ordering::Relaxed);
+            shared.wake();
+        }
     }
 
     /// Has a connection run soon by the driver.
     pub(crate) fn schedule(&self, qp: &Arc<QpInner>) {
-        let Some(shared) = self.running.get() else { return };
+        let Some(shared) = self.live() else { return };
         if !qp.scheduled.swap(true, Ordering::AcqRel) {
             shared.inbox.lock().runnable.push(Arc::clone(qp));
             shared.wake();
@@ -124,14 +149,14 @@ impl Driver {
 
     /// Has the driver look now and then at what a connection has left to do.
     pub(super) fn watch(&self, qp: &Arc<QpInner>) {
-        let Some(shared) = self.running.get() else { return };
+        let Some(shared) = self.live() else { return };
         shared.inbox.lock().gathering.push(Arc::clone(qp));
         shared.wake();
     }
 
     /// Has a connection run by the driver at some time.
     pub(super) fn deadline(&self, qp: &QpInner, at: Instant) {
-        if let Some(shared) = self.running.get() {
+        if let Some(shared) = self.live() {
             shared.deadline(at, qp.key());
         }
     }
@@ -145,11 +170,14 @@ impl Driver {
 
     fn start(&self) -> io::Result<&Arc<Shared>> {
         if let Some(shared) = self.running.get() {
+            if shared.failed.load(Ordering::Relaxed) {
+                return Err(io::Error::other("the thread of the device has failed"));
+            }
             return Ok(shared);
         }
         let _starting = self.starting.lock();
         if self.running.get().is_none() {
-            let shared = spawn()?;
+            let shared = spawn(&self.events)?;
             let set = self.running.set(shared);
             debug_assert!(set.is_ok(), "only set with the lock held");
         }
@@ -180,6 +208,22 @@ impl Shared {
         }
     }
 
+    /// The thread is over without having been told: nothing moves connections any more but the program's
+    /// own calls, and timers and set-ups not at all. All connections end, and the program is told.
+    #[cold]
+    fn fail(&self) {
+        tracing::error!("the driver has failed: all connections of the device end");
+        self.failed.store(true, Ordering::Relaxed);
+        let connected: Vec<_> = self.connected.lock().values().map(Arc::clone).collect();
+        for qp in connected {
+            // The peer is told why if that is possible at once.
+            qp.ask(Asked::DEVICE_FATAL);
+            qp.drive(Caller::Post);
+            qp.abort();
+        }
+        self.events.raise_device(AsyncEventKind::DeviceFatal);
+    }
+
     fn find(&self, key: u64) -> Option<Arc<QpInner>> {
         self.connected.lock().get(&key).cloned()
     }
@@ -188,37 +232,41 @@ impl Shared {
 /// Pause before a failed arming is tried again.
 const RETRY: Duration = Duration::from_millis(10);
 
+/// Pauses after which the driver gives up.
+const RETRIES: u32 = 100;
+
 /// Starts the thread, and waits until its runtime is there.
-fn spawn() -> io::Result<Arc<Shared>> {
+fn spawn(events: &Arc<AsyncEvents>) -> io::Result<Arc<Shared>> {
     let (started, start) = mpsc::channel();
     let thread = thread::Builder::new().name("iwarp-driver".into());
+    let events = Arc::clone(events);
     let run_thread = move || {
-        let runtime = match Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
+        let prepared = Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+            let _inside = runtime.enter();
+            let (shared, waiter) = prepare(events)?;
+            Ok((runtime, shared, waiter))
+        });
+        let (runtime, shared, waiter) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => {
                 let _ = started.send(Err(error));
                 return;
             }
         };
-        runtime.block_on(async {
-            match prepare() {
-                Ok((shared, waiter)) => {
-                    let _ = started.send(Ok(Arc::clone(&shared)));
-                    drop(started);
-                    run(&shared, waiter).await;
-                }
-                Err(error) => {
-                    let _ = started.send(Err(error));
-                }
-            }
-        });
+        let _ = started.send(Ok(Arc::clone(&shared)));
+        drop(started);
+        let run = AssertUnwindSafe(|| runtime.block_on(run(&shared, waiter)));
+        if !catch_unwind(run).is_ok_and(|ended| ended) {
+            shared.fail();
+        }
     };
     // The program's signals are for its own threads.
     without_signals(|| thread.spawn(run_thread))?;
     start.recv().unwrap_or_else(|_| Err(io::Error::other("driver thread ended at its start")))
 }
 
-fn prepare() -> io::Result<(Arc<Shared>, DriverWaiter)> {
+/// To be called inside of the runtime.
+fn prepare(events: Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, DriverWaiter)> {
     let set = Arc::new(DriverSet::new()?);
     let waiter = set.waiter()?;
     let shared = Shared {
@@ -226,33 +274,42 @@ fn prepare() -> io::Result<(Arc<Shared>, DriverWaiter)> {
         runtime: Handle::current(),
         inbox: Mutex::default(),
         woken: AtomicBool::new(false),
+        failed: AtomicBool::new(false),
+        events,
+        #[cfg(test)]
+        broken: AtomicBool::new(false),
         connected: Mutex::default(),
     };
     Ok((Arc::new(shared), waiter))
 }
 
-/// Runs until the device is gone.
-async fn run(shared: &Shared, mut waiter: DriverWaiter) {
+/// Runs until the device is gone: `true`. `false`: it cannot go on.
+async fn run(shared: &Shared, mut waiter: DriverWaiter) -> bool {
     let mut agenda = Agenda::default();
     let mut ready = Vec::new();
-    loop {
+    let mut retries = 0;
+    while retries < RETRIES {
         // Yields now and then of itself, so that set-up tasks get their turn however busy the
         // connections are.
         match waiter.ready(&mut ready).await {
-            Ok(_) => {}
+            Ok(_) => retries = 0,
             Err(error) => {
                 // Readiness of our own descriptor: nothing that a connection did, and nothing to be done.
                 tracing::error!(%error, "driver cannot wait for sockets");
+                retries += 1;
                 tokio::time::sleep(RETRY).await;
             }
         }
+        #[cfg(test)]
+        assert!(!shared.broken.load(Ordering::Relaxed), "broken for a test");
         // A fault in one turn must not stop the connections that others have.
         match catch_unwind(AssertUnwindSafe(|| agenda.turn(shared, &mut ready))) {
-            Ok(true) => return,
+            Ok(true) => return true,
             Ok(false) => {}
             Err(_) => tracing::error!("a turn of the driver panicked"),
         }
     }
+    false
 }
 
 /// What the driver itself remembers between turns.

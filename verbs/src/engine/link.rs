@@ -346,6 +346,9 @@ impl Link {
         if asked.contains(Asked::OVERRUN) {
             self.stream.terminate(TerminateCode::STREAM_CATASTROPHIC, clock.now());
         }
+        if asked.contains(Asked::DEVICE_FATAL) {
+            self.stream.terminate(TerminateCode::GLOBAL_CATASTROPHIC, clock.now());
+        }
         if asked.contains(Asked::TERMINATE) {
             self.stream.terminate(TerminateCode::LOCAL_CATASTROPHIC, clock.now());
         }

@@ -92,7 +92,7 @@ impl Notice {
                 }
                 qp.closed.notify(usize::MAX);
             }
-            Self::Async(kind) => qp.device.raise_qp(kind, qp.number),
+            Self::Async(kind) => qp.device.events().raise_qp(kind, qp.name(), || qp.is_gone()),
         }
     }
 }

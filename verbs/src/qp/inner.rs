@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use event_listener::Event;
@@ -15,6 +15,7 @@ use super::number::Number;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
 use super::state::{Action, QpEvent, StateCell};
+use super::{QpHandle, WeakQueuePair};
 use crate::attr::{QpAttributes, QpCaps, QpConfig, QpState};
 use crate::cq::CqInner;
 use crate::device::DeviceInner;
@@ -67,6 +68,8 @@ pub(crate) struct QpInner {
     connection: Mutex<Connection>,
     /// The completion queues count this queue pair: it is neither destroyed nor let go.
     attached: AtomicBool,
+    /// What the program holds, for events to give it back.
+    handle: OnceLock<Weak<QpHandle>>,
 }
 
 impl fmt::Debug for QpInner {
@@ -143,10 +146,22 @@ impl QpInner {
             closed: Event::new(),
             connection: Mutex::default(),
             attached: AtomicBool::new(true),
+            handle: OnceLock::new(),
         });
         qp.send_cq.attach(&qp);
         qp.recv_cq.attach(&qp);
         Ok(qp)
+    }
+
+    /// To be called once, by who makes the handle.
+    pub(super) fn set_handle(&self, handle: &Arc<QpHandle>) {
+        let set = self.handle.set(Arc::downgrade(handle));
+        debug_assert!(set.is_ok(), "a queue pair has one handle");
+    }
+
+    /// The name that events give to the program.
+    pub(crate) fn name(&self) -> WeakQueuePair {
+        WeakQueuePair::new(self.number, self.handle.get().cloned().unwrap_or_default())
     }
 
     pub(super) fn query(&self) -> QpAttributes {

@@ -20,7 +20,7 @@ pub(crate) mod state;
 pub(crate) mod wqe;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub use self::inner::Ending;
 pub(crate) use self::inner::QpInner;
@@ -59,7 +59,9 @@ impl Drop for QpHandle {
 impl QueuePair {
     pub(crate) fn create(pd: &Arc<PdInner>, config: &QpConfig) -> Result<Self, Error> {
         let inner = QpInner::create(pd, config)?;
-        Ok(Self(Arc::new(QpHandle { inner, pd: Arc::clone(pd) })))
+        let handle = Arc::new(QpHandle { inner, pd: Arc::clone(pd) });
+        handle.inner.set_handle(&handle);
+        Ok(Self(handle))
     }
 
     fn inner(&self) -> &Arc<QpInner> {
@@ -179,6 +181,69 @@ impl QueuePair {
     /// connection is closed in order behind the scenes.
     pub fn destroy(&self) -> Result<(), Error> {
         self.inner().destroy()
+    }
+}
+
+/// The name of a queue pair, which keeps nothing alive: what an [event](crate::AsyncEvent) is about.
+#[derive(Clone)]
+pub struct WeakQueuePair {
+    number: u32,
+    handle: Weak<QpHandle>,
+}
+
+impl WeakQueuePair {
+    pub(crate) fn new(number: u32, handle: Weak<QpHandle>) -> Self {
+        Self { number, handle }
+    }
+
+    /// The name of a queue pair that nobody has.
+    #[cfg(test)]
+    pub(crate) fn nobody(number: u32) -> Self {
+        Self::new(number, Weak::new())
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The queue pair, unless the last handle to it was dropped.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<QueuePair> {
+        self.handle.upgrade().map(QueuePair)
+    }
+}
+
+impl QueuePair {
+    /// Its name, which does not keep it alive.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakQueuePair {
+        WeakQueuePair::new(self.number(), Arc::downgrade(&self.0))
+    }
+
+    /// Acknowledges `n` events about it that were
+    /// [left unacknowledged](crate::AsyncEvent::into_unacknowledged).
+    ///
+    /// # Errors
+    /// [`Error::Acknowledged`] if there are fewer; none is acknowledged then.
+    pub fn ack_events(&self, n: u64) -> Result<(), Error> {
+        self.inner().device.events().ack_qp(self.number(), n)
+    }
+}
+
+impl PartialEq for QueuePair {
+    /// Whether both name the same queue pair.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for QueuePair {}
+
+impl fmt::Debug for WeakQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WeakQueuePair").field(&self.number).finish()
     }
 }
 

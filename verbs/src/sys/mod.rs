@@ -28,6 +28,10 @@ use linux as imp;
 #[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
 use portable as imp;
 
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
 pub(crate) use imp::{DriverSet, DriverWaiter, Notifier, TaskWaiter, WaitSet};
 pub(crate) use socket::{Keepalive, Socket};
 
@@ -62,3 +66,19 @@ pub(crate) struct Wakeup {
 
 /// Keys from here on are used inside the sets.
 pub(crate) const KEY_MAX: u64 = u64::MAX - 8;
+
+/// Sleeps until a descriptor is readable, or may be. `false`: the deadline has come.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::io::Errno;
+
+    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    let is_over = left.is_some_and(|left| left.is_zero());
+    // Durations that the system cannot express are as good as none.
+    let left = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], left.as_ref()) {
+        Ok(ready) => Ok(ready > 0 || !is_over),
+        Err(Errno::INTR) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}

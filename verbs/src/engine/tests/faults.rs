@@ -337,3 +337,36 @@ fn a_waker_that_panics_stops_nothing() {
         b.qp.0.inner.drive(Caller::Post) == crate::engine::Drove::default()
     });
 }
+
+/// The thread of a device fails: its connections end with a Terminate 0/2/08, everything is flushed, there
+/// are no new ones, and the program is told.
+#[test]
+fn a_device_whose_driver_fails_tells_so_and_ends_its_connections() {
+    let setup = Setup::default();
+    let Pair { a, b } = setup.connect();
+    a.qp.post_recv(RecvRequest::new(7, ())).unwrap();
+    a.device.0.driver().break_down();
+    let event = a.device.wait_async_event(HANG).unwrap().expect("an event");
+    assert_eq!(event.kind(), crate::event::AsyncEventKind::DeviceFatal);
+    assert!(matches!(event.source(), crate::event::EventSource::Device));
+    assert_eq!(a.qp.state(), QpState::Err);
+    let flushed = a.received();
+    assert_eq!((flushed.wr_id, flushed.status), (7, WcStatus::WrFlushErr));
+    b.wait_state(QpState::Err);
+    let ending = b.qp.ending().expect("a Terminate");
+    assert_eq!(ending.terminate.code.to_string(), "0/2/08");
+    // Posting is still flushing, and setting up is refused.
+    a.qp.post_send(crate::wr::SendRequest::send(8, ())).unwrap();
+    assert_eq!(a.sent().status, WcStatus::WrFlushErr);
+    until("the end of the connection", || a.qp.modify(QpState::Reset).is_ok());
+    a.qp.modify(QpState::Init).unwrap();
+    let (left, _right) = tcp_pair();
+    let inner = &a.qp.0.inner;
+    inner.claim_setup().unwrap();
+    let socket = Socket::from_stream(left).expect("a socket");
+    let negotiated = setup.negotiated(Role::Initiator);
+    let refused =
+        inner.start(socket, &negotiated, Vec::new(), None, FpduLimit::default(), None).unwrap_err();
+    assert!(refused.to_string().contains("has failed"), "{refused}");
+    a.qp.destroy().unwrap();
+}

@@ -13,6 +13,7 @@ use crate::device::DeviceInner;
 use crate::error::Error;
 use crate::event::Ack;
 use crate::sys::{Notifier, wait_readable};
+use crate::users::{Use, Used, User, Users};
 
 /// A completion channel: tells which of its completion queues have something, once for each time they
 /// were armed.
@@ -32,11 +33,20 @@ pub struct CompletionChannel(Arc<ChannelInner>);
 /// What all handles of a completion channel share.
 #[derive(Debug)]
 pub(crate) struct ChannelInner {
-    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) device: Use<DeviceInner>,
+    users: Users,
     /// One notification for each event, so that one read takes one event.
     notifier: Notifier,
     /// An event that nobody fetches keeps no queue alive.
     events: Mutex<VecDeque<Weak<CqInner>>>,
+}
+
+impl Used for ChannelInner {
+    const WHAT: &'static str = "completion channel";
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
 }
 
 impl ChannelInner {
@@ -70,7 +80,8 @@ impl CompletionChannel {
         let notifier = Notifier::new(true)
             .map_err(|error| Error::io("make a descriptor for a completion channel", error))?;
         Ok(Self(Arc::new(ChannelInner {
-            device: Arc::clone(device),
+            device: Use::begin(device, User::CompletionChannel)?,
+            users: Users::default(),
             notifier,
             events: Mutex::default(),
         })))
@@ -83,8 +94,12 @@ impl CompletionChannel {
     /// The next event, if there is one. Never blocks.
     ///
     /// # Errors
-    /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected.
+    /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected; [`Error::Destroyed`] if
+    /// the channel is.
     pub fn get_event(&self) -> Result<Option<CqEvent>, Error> {
+        if self.0.users.is_destroyed() {
+            return Err(Error::Destroyed { what: ChannelInner::WHAT });
+        }
         self.0.get().map_err(|error| Error::io("read a completion channel", error))
     }
 
@@ -93,7 +108,7 @@ impl CompletionChannel {
     /// Blocks the calling thread. When several threads wait, each event goes to one of them.
     ///
     /// # Errors
-    /// [`Error::Io`] if the descriptor cannot be polled or read, which is not to be expected.
+    /// As [`get_event`](Self::get_event), also if the channel is destroyed meanwhile.
     pub fn wait_event(
         &self,
         timeout: impl Into<Option<Duration>>,
@@ -112,22 +127,18 @@ impl CompletionChannel {
         }
     }
 
-    /// Gives the channel up, unless something uses it.
+    /// Gives the channel up for all handles, unless something uses it. Whoever waits for an event gets an
+    /// error.
     ///
-    /// Not needed: the channel ends with its last user. It tells a program that believes to have cleaned
-    /// up whether it has.
+    /// Not needed: the channel ends with its last user.
     ///
     /// # Errors
-    /// [`Error::Busy`] while completion queues or other handles exist.
+    /// [`Error::Busy`] while completion queues use it, [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
-        match Arc::try_unwrap(self.0) {
-            Ok(_) => Ok(()),
-            Err(shared) => Err(Error::Busy {
-                what: "completion channel",
-                users: Arc::strong_count(&shared).saturating_sub(1),
-                by: "completion queues or handles",
-            }),
-        }
+        self.0.users.destroy(ChannelInner::WHAT)?;
+        self.0.device.end();
+        // Nobody takes this notice, so it wakes all who sleep, and whoever comes.
+        self.0.notifier.notify(1).map_err(|error| Error::io("wake a completion channel", error))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::event::AsyncEvent;
 use crate::event::AsyncEvents;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::stats::{DeviceCounters, DeviceStats};
+use crate::users::{Use, Used, User, Users};
 use crate::wr::MESSAGE_MAX;
 
 /// An iWARP device made of software: all TCP of this host is its network.
@@ -33,6 +34,7 @@ pub(crate) struct DeviceInner {
     pub(crate) counters: DeviceCounters,
     driver: Driver,
     events: Arc<AsyncEvents>,
+    users: Users,
     /// Number of the next completion queue, for logs.
     next_cq: AtomicU32,
 }
@@ -49,6 +51,7 @@ impl DeviceInner {
             driver: Driver::new(config.memory_budget, Arc::clone(&events)),
             events,
             next_cq: AtomicU32::new(0),
+            users: Users::default(),
             config,
         }))
     }
@@ -83,6 +86,14 @@ impl DeviceInner {
     }
 }
 
+impl Used for DeviceInner {
+    const WHAT: &'static str = "device";
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
+}
+
 impl Device {
     /// Opens a device. Several may be open in one process; objects of one cannot be used with another.
     ///
@@ -94,7 +105,7 @@ impl Device {
         DeviceInner::new(config).map(Self)
     }
 
-    /// Makes a protection domain.
+    /// Makes a protection domain. One of a device that was destroyed is as good as destroyed itself.
     #[must_use]
     pub fn alloc_pd(&self) -> ProtectionDomain {
         ProtectionDomain(PdInner::new(&self.0))
@@ -105,7 +116,8 @@ impl Device {
     /// Memory is taken as entries are used, descriptors when somebody first waits on the queue.
     ///
     /// # Errors
-    /// [`Error::Limit`] beyond [`DeviceLimits::max_cqe`] (FC-043), [`Error::Empty`] for 0.
+    /// [`Error::Limit`] beyond [`DeviceLimits::max_cqe`] (FC-043), [`Error::Empty`] for 0,
+    /// [`Error::Destroyed`] if the device is.
     pub fn create_cq(&self, entries: u32) -> Result<CompletionQueue, Error> {
         CqInner::new(&self.0, entries, None).map(CompletionQueue::from_inner)
     }
@@ -113,7 +125,8 @@ impl Device {
     /// Makes a completion queue that tells `channel` when it was armed and something completes.
     ///
     /// # Errors
-    /// As [`create_cq`](Self::create_cq), and [`Error::ForeignDevice`] for a channel of another device.
+    /// As [`create_cq`](Self::create_cq), and [`Error::ForeignDevice`] for a channel of another device, or
+    /// [`Error::Destroyed`] for one that was destroyed.
     pub fn create_cq_with_channel(
         &self,
         entries: u32,
@@ -122,14 +135,14 @@ impl Device {
         if !Arc::ptr_eq(&channel.inner().device, &self.0) {
             return Err(Error::ForeignDevice { what: "completion channel" });
         }
-        let channel = Arc::clone(channel.inner());
+        let channel = Use::begin(channel.inner(), User::CompletionQueue)?;
         CqInner::new(&self.0, entries, Some(channel)).map(CompletionQueue::from_inner)
     }
 
     /// Makes a completion channel. Takes one descriptor.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no descriptor.
+    /// [`Error::Io`] if there is no descriptor, [`Error::Destroyed`] if the device is.
     pub fn create_channel(&self) -> Result<CompletionChannel, Error> {
         CompletionChannel::new(&self.0)
     }
@@ -197,6 +210,21 @@ impl Device {
     /// As [`next_async_event`](Self::next_async_event).
     pub async fn async_event(&self) -> Result<AsyncEvent, Error> {
         self.0.events.arrival().await.map_err(events_failed)
+    }
+
+    /// Closes the device for all handles, and stops its thread.
+    ///
+    /// Not needed: a device ends with its last object. Blocks until the connections of queue pairs that were
+    /// destroyed or dropped are over, each of which has a time limit
+    /// ([`DeviceConfig::close_grace`]), and until the thread has ended.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while objects that were made from it exist, with the kind that has to go first;
+    /// [`Error::Destroyed`] the second time.
+    pub fn destroy(self) -> Result<(), Error> {
+        self.0.users.destroy(DeviceInner::WHAT)?;
+        self.0.driver.stop();
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Asynchronous events of a device: what happens to its objects beside completions.
 //!
 //! An error that a completion tells is not told by an event as well (V9). The events of the contract that are
-//! never raised, and why: `COMM_EST`, because no data comes before `Rts`; path migration, LID, P_Key, GID and
+//! never raised, and why: `COMM_EST`, because no data comes before `Rts`; path migration, LID, partition key, GID and
 //! subnet manager changes, because there is no fabric; `PORT_ACTIVE` and `PORT_ERR`, because the device is
 //! all of this host's TCP and belongs to no interface: one that goes down takes no more with it than the
 //! connections that TCP itself gives up.

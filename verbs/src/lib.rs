@@ -133,6 +133,7 @@ mod qp;
 mod stats;
 mod sync;
 mod sys;
+mod users;
 mod wc;
 mod wr;
 

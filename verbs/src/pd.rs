@@ -6,8 +6,9 @@ use crate::attr::QpConfig;
 use crate::cq::{CompletionQueue, Hold};
 use crate::device::{Device, DeviceInner};
 use crate::error::Error;
-use crate::mem::{Domain, PdId};
+use crate::mem::{Domain, MemoryError, PdId};
 use crate::qp::QueuePair;
+use crate::users::{Use, Used, User, Users};
 
 /// A protection domain: queue pairs made from it can use the memory registered in it, and no other; so can
 /// their peers, each within the rights of its queue pair (DDP-064).
@@ -21,17 +22,33 @@ pub struct ProtectionDomain(pub(crate) Arc<PdInner>);
 #[derive(Debug)]
 pub(crate) struct PdInner {
     pub(crate) id: PdId,
-    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) device: Use<DeviceInner>,
+    users: Users,
+}
+
+impl Used for PdInner {
+    const WHAT: &'static str = "protection domain";
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
 }
 
 impl PdInner {
     pub(crate) fn new(device: &Arc<DeviceInner>) -> Arc<Self> {
-        Arc::new(Self { id: PdId::new(), device: Arc::clone(device) })
+        let device = Use::begin_or_keep(device, User::ProtectionDomain);
+        Arc::new(Self { id: PdId::new(), device, users: Users::default() })
     }
 
-    /// The domain as registered memory sees it. The region holds this object until it is deregistered.
-    pub(crate) fn domain(self: &Arc<Self>) -> Domain {
-        Domain { id: self.id, parent: Arc::<Self>::clone(self) }
+    /// The domain as registered memory sees it: one for each region, which counts as a user until it is
+    /// deregistered.
+    pub(crate) fn domain(self: &Arc<Self>) -> Result<Domain, MemoryError> {
+        if self.device.users().is_destroyed() {
+            return Err(MemoryError::DomainDestroyed);
+        }
+        let parent = Use::begin(self, User::MemoryRegion)
+            .map_err(|_destroyed| MemoryError::DomainDestroyed)?;
+        Ok(Domain { id: self.id, parent: Arc::new(parent) })
     }
 }
 
@@ -42,13 +59,18 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`Error::Limit`] if more is asked for than the device offers; [`Error::ForeignDevice`] if a
-    /// completion queue belongs to another one; [`Error::Destroyed`] if a completion queue is gone.
+    /// completion queue belongs to another one; [`Error::Destroyed`] if the domain, its device or a
+    /// completion queue is gone; [`Error::CqOverrun`] if one has overrun.
     pub fn create_qp(&self, config: &QpConfig) -> Result<QueuePair, Error> {
         let device = &self.0.device;
         config.check(&device.config.limits)?;
+        if device.users().is_destroyed() {
+            return Err(Error::Destroyed { what: DeviceInner::WHAT });
+        }
+        let pd = Use::begin(&self.0, User::QueuePair)?;
         let _hold_send = hold(device, &config.send_cq, "send completion queue")?;
         let _hold_recv = hold(device, &config.recv_cq, "receive completion queue")?;
-        QueuePair::create(&self.0, config)
+        QueuePair::create(pd, config)
     }
 
     /// The device.
@@ -57,22 +79,18 @@ impl ProtectionDomain {
         Device(Arc::clone(&self.0.device))
     }
 
-    /// Gives the domain up, unless something uses it.
+    /// Gives the domain up for all handles, unless something uses it.
     ///
     /// Not needed: the domain ends with its last user. It tells a program that believes to have cleaned
-    /// up whether it has.
+    /// up whether it has. What has been destroyed or deregistered does not count, though handles to it are left.
     ///
     /// # Errors
-    /// [`Error::Busy`] while queue pairs, regions or other handles exist.
+    /// [`Error::Busy`] while queue pairs or regions use it, with the kind that has to go first;
+    /// [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
-        match Arc::try_unwrap(self.0) {
-            Ok(_) => Ok(()),
-            Err(shared) => Err(Error::Busy {
-                what: "protection domain",
-                users: Arc::strong_count(&shared).saturating_sub(1),
-                by: "queue pairs, regions or handles",
-            }),
-        }
+        self.0.users.destroy(PdInner::WHAT)?;
+        self.0.device.end();
+        Ok(())
     }
 }
 
@@ -85,5 +103,8 @@ fn hold<'a>(
     if !Arc::ptr_eq(&cq.inner().device, device) {
         return Err(Error::ForeignDevice { what });
     }
-    cq.inner().hold().ok_or(Error::Destroyed { what })
+    let hold = cq.inner().hold().ok_or(Error::Destroyed { what })?;
+    // It would lose every completion.
+    cq.inner().check_overrun()?;
+    Ok(hold)
 }

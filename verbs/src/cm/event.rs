@@ -19,6 +19,7 @@ use super::id::Id;
 use crate::device::{Device, DeviceInner};
 use crate::error::Error;
 use crate::sys::Notifier;
+use crate::users::{Use, User};
 
 /// What happened. The numbers are those of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,7 +93,7 @@ pub(crate) fn narrow(depth: Option<u32>) -> u16 {
 pub struct EventChannel(pub(crate) Arc<ChannelInner>);
 
 pub(crate) struct ChannelInner {
-    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) device: Use<DeviceInner>,
     queue: Mutex<VecDeque<Queued>>,
     notifier: Notifier,
     arrived: event_listener::Event,
@@ -115,7 +116,7 @@ impl EventChannel {
     /// An empty channel for ids of this device.
     pub fn new(device: &Device) -> Result<Self, Error> {
         Ok(Self(Arc::new(ChannelInner {
-            device: Arc::clone(&device.0),
+            device: Use::begin(&device.0, User::EventChannel)?,
             queue: Mutex::default(),
             notifier: Notifier::new(true)
                 .map_err(|cause| Error::io("make a descriptor for events", cause))?,

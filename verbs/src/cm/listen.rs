@@ -25,6 +25,7 @@ use super::socket::{Bound, Conversation, ListeningSocket};
 use crate::device::{Device, DeviceInner};
 use crate::qp::QueuePair;
 use crate::sys::Socket;
+use crate::users::{Use, User};
 
 /// Requests that may wait for the program if it does not say how many (FC-050).
 const DEFAULT_BACKLOG: u32 = 128;
@@ -43,7 +44,7 @@ pub(crate) struct Acceptor {
 }
 
 struct Serving {
-    device: Arc<DeviceInner>,
+    device: Use<DeviceInner>,
     socket: ListeningSocket,
     addr: SocketAddr,
     /// As many permits as requests may wait for the program.
@@ -64,7 +65,7 @@ impl Acceptor {
         let addr = bound.addr();
         let permits = usize::try_from(backlog).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let shared = Arc::new(Serving {
-            device: Arc::clone(device),
+            device: Use::begin_or_keep(device, User::Listener),
             socket: ListeningSocket::new(bound, backlog, &handle)?,
             addr,
             room: Arc::new(Semaphore::new(permits)),
@@ -83,6 +84,7 @@ impl Acceptor {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
+        self.shared.device.end();
         self.shared.socket.close();
         // Also ends the start-ups that are under way.
         self.shared.stop.cancel();

@@ -49,6 +49,7 @@ use crate::error::Error;
 use crate::event::Unacked;
 use crate::qp::QpInner;
 use crate::sys::Socket;
+use crate::users::{Use, User};
 use crate::wc::WorkCompletion;
 
 /// Room that [`CompletionQueue::poll`] makes in a vector that has none.
@@ -84,14 +85,14 @@ pub struct CompletionQueue(Arc<CqInner>);
 /// What all handles of a completion queue share.
 pub(crate) struct CqInner {
     me: Weak<Self>,
-    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) device: Use<DeviceInner>,
     number: u32,
     capacity: u32,
     ring: Gate<Ring>,
     /// Entries of the ring, for polls to see without a lock that there are none.
     stored: AtomicU32,
     armed: Armed,
-    channel: Option<Arc<ChannelInner>>,
+    channel: Option<Use<ChannelInner>>,
     /// Notified for tasks that await completions.
     told: Event,
     members: Members,
@@ -124,7 +125,7 @@ impl CqInner {
     pub(crate) fn new(
         device: &Arc<DeviceInner>,
         entries: u32,
-        channel: Option<Arc<ChannelInner>>,
+        channel: Option<Use<ChannelInner>>,
     ) -> Result<Arc<Self>, Error> {
         let max = device.config.limits.max_cqe;
         if entries == 0 {
@@ -134,10 +135,12 @@ impl CqInner {
             let what = "completion queue entries";
             return Err(Error::Limit { what, asked: entries.into(), max: max.into() });
         }
+        let number = device.number_cq();
+        let device = Use::begin(device, User::CompletionQueue)?;
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
-            device: Arc::clone(device),
-            number: device.number_cq(),
+            device,
+            number,
             capacity: entries,
             ring: Gate::new(Ring::new(entries)),
             stored: AtomicU32::new(0),
@@ -320,8 +323,17 @@ impl CqInner {
         if self.is_destroyed() {
             return Some(Error::Destroyed { what: "completion queue" });
         }
-        let overrun = self.ring.lock().has_overrun();
-        overrun.then_some(Error::CqOverrun { capacity: self.capacity })
+        self.check_overrun().err()
+    }
+
+    /// # Errors
+    /// [`Error::CqOverrun`] if it has overrun.
+    pub(crate) fn check_overrun(&self) -> Result<(), Error> {
+        let ring = self.ring.lock();
+        if ring.has_overrun() {
+            return Err(Error::CqOverrun { capacity: self.capacity });
+        }
+        Ok(())
     }
 
     /// Moves the connections of the queue forward after a poll has found nothing.
@@ -466,7 +478,7 @@ impl CompletionQueue {
             }
             let users = self.0.members.count() + holds.count;
             if users > 0 {
-                return Err(Error::Busy { what, users, by: "queue pairs" });
+                return Err(Error::Busy { what, users, by: User::QueuePair.name(users) });
             }
             holds.destroyed = true;
             self.0.destroyed.store(true, Ordering::Release);
@@ -474,6 +486,10 @@ impl CompletionQueue {
         self.0.release_waiters();
         self.0.device.events().forget_cq(&self.0);
         self.0.unacked.wait_none();
+        if let Some(channel) = &self.0.channel {
+            channel.end();
+        }
+        self.0.device.end();
         Ok(())
     }
 }

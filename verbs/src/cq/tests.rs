@@ -296,11 +296,9 @@ fn a_queue_in_use_is_not_destroyed_and_a_destroyed_one_is_not_used() {
     let channel = device.create_channel().unwrap();
     let told = device.create_cq_with_channel(16, &channel).unwrap();
     let other = channel.clone();
-    assert!(matches!(channel.destroy(), Err(Error::Busy { users: 2, .. })));
+    assert!(matches!(channel.destroy(), Err(Error::Busy { users: 1, .. })));
     drop(told);
     other.destroy().unwrap();
-    let other = pd.clone();
-    assert!(matches!(other.destroy(), Err(Error::Busy { users: 1, .. })));
     let mixed = crate::QpConfig::new(&device.create_cq(16).unwrap()).recv_cq(&foreign);
     assert!(matches!(pd.create_qp(&mixed), Err(Error::ForeignDevice { .. })));
 }

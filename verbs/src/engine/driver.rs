@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -34,9 +34,16 @@ use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
 pub(crate) struct Driver {
     budget: Budget,
     events: Arc<AsyncEvents>,
-    /// Only one start at a time, and a failed one may be tried again.
-    starting: Mutex<()>,
+    /// Only one start at a time, and a failed one may be tried again, unless there is to be none any more.
+    starting: Mutex<Start>,
     running: OnceLock<Arc<Shared>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    Possible,
+    Refused,
 }
 
 /// What the driver's thread and everybody else share.
@@ -47,8 +54,8 @@ struct Shared {
     inbox: Mutex<Inbox>,
     /// The thread has been woken and has not looked into the inbox since.
     woken: AtomicBool,
-    /// The thread has come to an end that nobody asked for.
-    failed: AtomicBool,
+    /// The thread has come to its end.
+    over: AtomicBool,
     /// Where that is told.
     events: Arc<AsyncEvents>,
     /// Has the thread fail.
@@ -68,6 +75,8 @@ struct Inbox {
     deadlines: Vec<(Instant, u64)>,
     /// The device is gone.
     ended: bool,
+    /// It is being closed: the end comes when no connection is left.
+    ending: bool,
 }
 
 impl Driver {
@@ -76,8 +85,9 @@ impl Driver {
         Self {
             budget: Budget::new(memory_budget),
             events,
-            starting: Mutex::new(()),
+            starting: Mutex::new(Start::Possible),
             running: OnceLock::new(),
+            thread: Mutex::new(None),
         }
     }
 
@@ -104,7 +114,13 @@ impl Driver {
         let Some(shared) = self.running.get() else { return };
         let removed = shared.set.remove(socket, qp.key());
         debug_assert!(removed.is_ok(), "a set of our own cannot fail: {removed:?}");
-        let qp = shared.connected.lock().remove(&qp.key());
+        let (qp, none_left) = {
+            let mut connected = shared.connected.lock();
+            (connected.remove(&qp.key()), connected.is_empty())
+        };
+        if none_left && shared.inbox.lock().ending {
+            shared.wake();
+        }
         // If this was the last reference, the end of it is no business of that lock.
         drop(qp);
     }
@@ -126,7 +142,7 @@ impl Driver {
 
     /// What is shared with the thread, if there is anybody to share with.
     fn live(&self) -> Option<&Arc<Shared>> {
-        self.running.get().filter(|shared| !shared.failed.load(Ordering::Relaxed))
+        self.running.get().filter(|shared| !shared.over.load(Ordering::Relaxed))
     }
 
     /// Has the thread fail.
@@ -161,6 +177,23 @@ impl Driver {
         }
     }
 
+    /// Ends the thread, once the connections that are left are over. Blocks until then, unless this is the
+    /// thread itself. No connection begins any more.
+    pub(crate) fn stop(&self) {
+        *self.starting.lock() = Start::Refused;
+        if let Some(shared) = self.running.get() {
+            shared.inbox.lock().ending = true;
+            shared.wake();
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the driver has panicked");
+        }
+    }
+
     /// Changes what a connection holds.
     pub(super) fn charge(&self, from: usize, to: usize) {
         if from != to {
@@ -170,14 +203,18 @@ impl Driver {
 
     fn start(&self) -> io::Result<&Arc<Shared>> {
         if let Some(shared) = self.running.get() {
-            if shared.failed.load(Ordering::Relaxed) {
-                return Err(io::Error::other("the thread of the device has failed"));
+            if shared.over.load(Ordering::Relaxed) {
+                return Err(io::Error::other("the thread of the device has ended"));
             }
             return Ok(shared);
         }
-        let _starting = self.starting.lock();
+        let starting = self.starting.lock();
+        if *starting == Start::Refused {
+            return Err(io::Error::other("the device was destroyed"));
+        }
         if self.running.get().is_none() {
-            let shared = spawn(&self.events)?;
+            let (shared, thread) = spawn(&self.events)?;
+            *self.thread.lock() = Some(thread);
             let set = self.running.set(shared);
             debug_assert!(set.is_ok(), "only set with the lock held");
         }
@@ -213,7 +250,7 @@ impl Shared {
     #[cold]
     fn fail(&self) {
         tracing::error!("the driver has failed: all connections of the device end");
-        self.failed.store(true, Ordering::Relaxed);
+        self.over.store(true, Ordering::Relaxed);
         let connected: Vec<_> = self.connected.lock().values().map(Arc::clone).collect();
         for qp in connected {
             // The peer is told why if that is possible at once.
@@ -236,7 +273,7 @@ const RETRY: Duration = Duration::from_millis(10);
 const RETRIES: u32 = 100;
 
 /// Starts the thread, and waits until its runtime is there.
-fn spawn(events: &Arc<AsyncEvents>) -> io::Result<Arc<Shared>> {
+fn spawn(events: &Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, JoinHandle<()>)> {
     let (started, start) = mpsc::channel();
     let thread = thread::Builder::new().name("iwarp-driver".into());
     let events = Arc::clone(events);
@@ -256,13 +293,17 @@ fn spawn(events: &Arc<AsyncEvents>) -> io::Result<Arc<Shared>> {
         let _ = started.send(Ok(Arc::clone(&shared)));
         drop(started);
         let run = AssertUnwindSafe(|| runtime.block_on(run(&shared, waiter)));
-        if !catch_unwind(run).is_ok_and(|ended| ended) {
+        if catch_unwind(run).is_ok_and(|ended| ended) {
+            shared.over.store(true, Ordering::Relaxed);
+        } else {
             shared.fail();
         }
     };
     // The program's signals are for its own threads.
-    without_signals(|| thread.spawn(run_thread))?;
-    start.recv().unwrap_or_else(|_| Err(io::Error::other("driver thread ended at its start")))
+    let thread = without_signals(|| thread.spawn(run_thread))?;
+    let started =
+        start.recv().unwrap_or_else(|_| Err(io::Error::other("driver thread ended at its start")));
+    Ok((started?, thread))
 }
 
 /// To be called inside of the runtime.
@@ -274,7 +315,7 @@ fn prepare(events: Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, DriverWaiter)> 
         runtime: Handle::current(),
         inbox: Mutex::default(),
         woken: AtomicBool::new(false),
-        failed: AtomicBool::new(false),
+        over: AtomicBool::new(false),
         events,
         #[cfg(test)]
         broken: AtomicBool::new(false),
@@ -330,7 +371,7 @@ impl Agenda {
         shared.woken.swap(false, Ordering::AcqRel);
         {
             let mut inbox = shared.inbox.lock();
-            if inbox.ended {
+            if inbox.ended || (inbox.ending && shared.connected.lock().is_empty()) {
                 return true;
             }
             std::mem::swap(&mut inbox.runnable, &mut self.runnable);

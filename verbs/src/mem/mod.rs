@@ -134,6 +134,9 @@ pub enum MemoryError {
     /// The region was deregistered.
     #[error("the region was deregistered")]
     Deregistered,
+    /// The protection domain, or its device, was destroyed.
+    #[error("the protection domain was destroyed")]
+    DomainDestroyed,
 }
 
 impl From<MemoryError> for iwarp_ddp::LocalFault {

@@ -14,9 +14,10 @@ impl ProtectionDomain {
     /// # Errors
     /// [`MemoryError::NeedsLocalWrite`] if `access` lets a peer write but not this side;
     /// [`MemoryError::TooLarge`], [`MemoryError::OutOfMemory`], [`MemoryError::NoKeyLeft`] and
-    /// [`MemoryError::NoRandomness`] if the system or the process has no more to give.
+    /// [`MemoryError::NoRandomness`] if the system or the process has no more to give;
+    /// [`MemoryError::DomainDestroyed`] if the domain is.
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, MemoryError> {
-        MemoryRegion::alloc(self.0.domain(), len, access)
+        MemoryRegion::alloc(self.0.domain()?, len, access)
     }
 
     /// Registers a buffer of the program's. [`Owned::deregister`] gives it back.
@@ -28,7 +29,10 @@ impl ProtectionDomain {
         buffer: B,
         access: Access,
     ) -> Result<Owned<B>, RegisterError<B>> {
-        MemoryRegion::register(self.0.domain(), buffer, access)
+        match self.0.domain() {
+            Ok(domain) => MemoryRegion::register(domain, buffer, access),
+            Err(cause) => Err(RegisterError { cause, buffer }),
+        }
     }
 
     /// Registers `len` octets at `at` that the program keeps in place. Their tagged offsets start at
@@ -54,8 +58,9 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<MemoryRegion, MemoryError> {
         let base = at.addr().get() as u64;
+        let domain = self.0.domain()?;
         // SAFETY: the caller promises it.
-        unsafe { MemoryRegion::register_raw(self.0.domain(), at, len, base, access) }
+        unsafe { MemoryRegion::register_raw(domain, at, len, base, access) }
     }
 
     /// As [`register_raw`](Self::register_raw), with tagged offsets that start at `iova`, whatever the
@@ -74,7 +79,8 @@ impl ProtectionDomain {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion, MemoryError> {
+        let domain = self.0.domain()?;
         // SAFETY: the caller promises it.
-        unsafe { MemoryRegion::register_raw(self.0.domain(), at, len, iova, access) }
+        unsafe { MemoryRegion::register_raw(domain, at, len, iova, access) }
     }
 }

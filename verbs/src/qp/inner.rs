@@ -355,8 +355,9 @@ impl QpInner {
         self.drive(Caller::Post);
     }
 
-    /// Takes everything away at once. Waits for the pass that may be running.
-    pub(super) fn destroy(self: &Arc<Self>) -> Result<(), Error> {
+    /// Takes everything away at once. Waits for the pass that may be running, and, after `released` was
+    /// called, for events to be acknowledged.
+    pub(super) fn destroy(self: &Arc<Self>, released: impl FnOnce()) -> Result<(), Error> {
         self.send_gathered();
         // FC-076: with the engine locked no pass runs, and those that follow find nothing to touch.
         let mut engine = self.engine.lock();
@@ -371,6 +372,7 @@ impl QpInner {
         self.recv_cq.purge(self.number);
         // What is framed already is still to be sent, and the connection to be closed.
         self.driver().schedule(self);
+        released();
         self.device.forget_qp_events(self.number);
         self.device.wait_qp_acked(self.number);
         Ok(())

@@ -30,6 +30,7 @@ use crate::cq::CompletionQueue;
 use crate::error::Error;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::stats::QpStats;
+use crate::users::Use;
 use crate::wr::{PostError, RecvRequest, SendRequest};
 
 /// A reliable, connected queue pair. Clones name the same one.
@@ -47,7 +48,7 @@ pub struct QueuePair(pub(crate) Arc<QpHandle>);
 pub(crate) struct QpHandle {
     pub(crate) inner: Arc<QpInner>,
     /// Held by the program's handles only: a connection that is still closing keeps no domain in use.
-    pd: Arc<PdInner>,
+    pd: Use<PdInner>,
 }
 
 impl Drop for QpHandle {
@@ -57,9 +58,9 @@ impl Drop for QpHandle {
 }
 
 impl QueuePair {
-    pub(crate) fn create(pd: &Arc<PdInner>, config: &QpConfig) -> Result<Self, Error> {
-        let inner = QpInner::create(pd, config)?;
-        let handle = Arc::new(QpHandle { inner, pd: Arc::clone(pd) });
+    pub(crate) fn create(pd: Use<PdInner>, config: &QpConfig) -> Result<Self, Error> {
+        let inner = QpInner::create(&pd, config)?;
+        let handle = Arc::new(QpHandle { inner, pd });
         handle.inner.set_handle(&handle);
         Ok(Self(handle))
     }
@@ -180,7 +181,7 @@ impl QueuePair {
     /// completions that were not polled are gone. What TCP was already given is still delivered, and the
     /// connection is closed in order behind the scenes.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.inner().destroy()
+        self.inner().destroy(|| self.0.pd.end())
     }
 }
 

@@ -179,7 +179,7 @@ pub(super) struct Pair {
 }
 
 pub(super) fn alloc(pd: &ProtectionDomain, len: usize, access: Access) -> MemoryRegion {
-    MemoryRegion::alloc(pd.0.domain(), len, access).expect("memory")
+    MemoryRegion::alloc(pd.0.domain().unwrap(), len, access).expect("memory")
 }
 
 pub(super) fn tcp_pair() -> (TcpStream, TcpStream) {

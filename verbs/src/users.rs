@@ -1,0 +1,190 @@
+//! Who uses an object: what its destruction is refused for, by name.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::error::Error;
+
+/// What uses another object, in the order in which a program has to take it away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum User {
+    Listener,
+    EventChannel,
+    QueuePair,
+    MemoryRegion,
+    CompletionQueue,
+    CompletionChannel,
+    ProtectionDomain,
+}
+
+impl User {
+    const ALL: [Self; 7] = [
+        Self::Listener,
+        Self::EventChannel,
+        Self::QueuePair,
+        Self::MemoryRegion,
+        Self::CompletionQueue,
+        Self::CompletionChannel,
+        Self::ProtectionDomain,
+    ];
+
+    /// The name of so many of them.
+    pub(crate) fn name(self, count: usize) -> &'static str {
+        let (one, several) = match self {
+            Self::Listener => ("listener", "listeners"),
+            Self::EventChannel => ("event channel", "event channels"),
+            Self::QueuePair => ("queue pair", "queue pairs"),
+            Self::MemoryRegion => ("memory region", "memory regions"),
+            Self::CompletionQueue => ("completion queue", "completion queues"),
+            Self::CompletionChannel => ("completion channel", "completion channels"),
+            Self::ProtectionDomain => ("protection domain", "protection domains"),
+        };
+        if count == 1 { one } else { several }
+    }
+}
+
+/// How many of each kind use an object, and whether it was destroyed: never while there are some.
+#[derive(Debug, Default)]
+pub(crate) struct Users(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    counts: [usize; User::ALL.len()],
+    destroyed: bool,
+}
+
+impl Users {
+    /// Marks the object as destroyed, unless something uses it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] names one kind of users, the one to be taken away first; [`Error::Destroyed`] if
+    /// somebody was faster.
+    pub(crate) fn destroy(&self, what: &'static str) -> Result<(), Error> {
+        let mut state = self.0.lock();
+        if state.destroyed {
+            return Err(Error::Destroyed { what });
+        }
+        let used = User::ALL.into_iter().zip(state.counts).find(|(_, count)| *count > 0);
+        if let Some((user, users)) = used {
+            return Err(Error::Busy { what, users, by: user.name(users) });
+        }
+        state.destroyed = true;
+        Ok(())
+    }
+
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.0.lock().destroyed
+    }
+
+    /// `false`: the object was destroyed.
+    fn enter(&self, user: User) -> bool {
+        let mut state = self.0.lock();
+        if !state.destroyed {
+            state.counts[user as usize] += 1;
+        }
+        !state.destroyed
+    }
+
+    fn leave(&self, user: User) {
+        self.0.lock().counts[user as usize] -= 1;
+    }
+}
+
+/// An object that others use.
+pub(crate) trait Used {
+    /// Its name in errors.
+    const WHAT: &'static str;
+
+    fn users(&self) -> &Users;
+}
+
+/// One object's use of another: keeps it alive, and counts until it is [over](Self::end) or dropped.
+#[derive(Debug)]
+pub(crate) struct Use<T: Used> {
+    of: Arc<T>,
+    user: User,
+    counts: AtomicBool,
+}
+
+impl<T: Used> Use<T> {
+    /// # Errors
+    /// [`Error::Destroyed`] if it was destroyed.
+    pub(crate) fn begin(of: &Arc<T>, user: User) -> Result<Self, Error> {
+        if of.users().enter(user) {
+            Ok(Self { of: Arc::clone(of), user, counts: AtomicBool::new(true) })
+        } else {
+            Err(Error::Destroyed { what: T::WHAT })
+        }
+    }
+
+    /// Keeps an object alive, counting only if it was not destroyed.
+    pub(crate) fn begin_or_keep(of: &Arc<T>, user: User) -> Self {
+        let counts = AtomicBool::new(of.users().enter(user));
+        Self { of: Arc::clone(of), user, counts }
+    }
+
+    /// Counts no more: the user was destroyed, though handles to it may still be there.
+    pub(crate) fn end(&self) {
+        if self.counts.swap(false, Ordering::AcqRel) {
+            self.of.users().leave(self.user);
+        }
+    }
+}
+
+impl<T: Used> Drop for Use<T> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl<T: Used> Deref for Use<T> {
+    type Target = Arc<T>;
+
+    fn deref(&self) -> &Arc<T> {
+        &self.of
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Thing(Users);
+
+    impl Used for Thing {
+        const WHAT: &'static str = "thing";
+
+        fn users(&self) -> &Users {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn an_object_in_use_says_by_whom_and_one_that_is_destroyed_gets_no_users() {
+        let thing = Arc::new(Thing::default());
+        let all: Vec<_> =
+            User::ALL.into_iter().map(|user| Use::begin(&thing, user).unwrap()).collect();
+        let second = Use::begin(&thing, User::QueuePair).unwrap();
+        for (user, using) in User::ALL.into_iter().zip(all) {
+            let users = if user == User::QueuePair { 2 } else { 1 };
+            let error = thing.0.destroy(Thing::WHAT).unwrap_err();
+            let expected = format!("the thing is in use by {users} {}", user.name(users));
+            assert_eq!((error.to_string(), error.errno()), (expected, 16));
+            using.end();
+            using.end();
+            if user == User::QueuePair {
+                second.end();
+            }
+        }
+        thing.0.destroy(Thing::WHAT).unwrap();
+        assert!(thing.0.is_destroyed());
+        let again = thing.0.destroy(Thing::WHAT).unwrap_err();
+        assert_eq!(again.to_string(), "the thing was destroyed");
+        assert!(Use::begin(&thing, User::QueuePair).is_err());
+        drop(Use::begin_or_keep(&thing, User::QueuePair));
+    }
+}

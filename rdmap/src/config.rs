@@ -23,6 +23,9 @@ pub struct StreamConfig {
     /// A Send that finds no receive posted ends the stream at once, instead of being held back
     /// (conformance decision D2).
     pub strict_receive: bool,
+    /// Whether the messages of RFC 7306 are served: Immediate Data and Atomic Operations. By default they
+    /// are; without, the peer learns that they are unexpected (EXT-02).
+    pub extensions: bool,
     /// How long a Send may be held back. 5 s by default.
     pub hold_back: Duration,
     /// How long an FPDU may stay incomplete, from its first octet on. 30 s by default.
@@ -36,7 +39,7 @@ pub struct StreamConfig {
     /// FPDUs that one call of [`Stream::handle_input`](crate::Stream::handle_input) works on at most. 256
     /// by default, at least 1.
     pub input_burst: usize,
-    /// Number of the first message on queues 0 and 1, in both directions. 1, and nothing else on a real
+    /// Number of the first message on queues 0, 1 and 3, in both directions. 1, and nothing else on a real
     /// connection (DDP-022): another value lets a test begin next to the wrap.
     pub first_msn: u32,
 }
@@ -53,6 +56,7 @@ impl StreamConfig {
             rtr: negotiated.rtr,
             size,
             strict_receive: false,
+            extensions: true,
             hold_back: Duration::from_secs(5),
             partial_fpdu: Duration::from_secs(30),
             close_grace: Duration::from_secs(3),

@@ -106,7 +106,7 @@ pub enum OperationError {
     /// The RDMAP version is not 1.
     #[error("RDMAP version {0} is not served")]
     Version(u8),
-    /// The opcode has no name, or is one of RFC 7306.
+    /// The opcode has no name, or is one of RFC 7306 where those are not served.
     #[error("RDMAP opcode {0:#x} is not served")]
     Opcode(u8),
     /// A tagged segment with an untagged opcode, or the reverse.
@@ -121,11 +121,17 @@ pub enum OperationError {
         found: u8,
     },
     /// A message of one segment, and its segment is not the last.
-    #[error("Read Request without the Last flag")]
+    #[error("message of one segment without the Last flag")]
     NotLast,
     /// A Read Request is shorter or longer than its header.
     #[error("Read Request of {len} octets, not 28")]
     RequestLength {
+        /// Octets behind the DDP header.
+        len: usize,
+    },
+    /// Immediate Data is shorter or longer than it may be.
+    #[error("Immediate Data of {len} octets, not 8")]
+    ImmediateLength {
         /// Octets behind the DDP header.
         len: usize,
     },

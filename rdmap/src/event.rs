@@ -5,6 +5,7 @@ use iwarp_ddp::Stag;
 use crate::error::Error;
 use crate::operation::{OperationKind, Outcome};
 use crate::terminate::Terminate;
+use crate::wire::IMMEDIATE_LEN;
 
 /// Something that the user of the stream is to know.
 ///
@@ -32,12 +33,15 @@ pub enum Event<B> {
         buffer: B,
         /// How it ended.
         outcome: Outcome,
-        /// Octets of the message; 0 unless it succeeded.
+        /// Octets of the message; 0 unless it succeeded. With Immediate Data: of the peer's Write that came
+        /// right before it, 0 if none did.
         len: u32,
         /// The peer asked for a solicited event.
         solicited: bool,
         /// The `STag` that the peer asked to invalidate, and that is invalid now.
         invalidated: Option<Stag>,
+        /// Immediate Data, if that is what took the receive. Nothing of it is in the buffer.
+        immediate: Option<[u8; IMMEDIATE_LEN]>,
     },
     /// A Terminate goes out, or has come in. At most one of them on a stream.
     Terminated {

@@ -254,4 +254,4 @@ pub use operation::{Operation, OperationKind, Outcome, SubmitError};
 pub use state::State;
 pub use stream::Stream;
 pub use terminate::{DdpHeader, Terminate, TerminateCode};
-pub use wire::READ_REQUEST_LEN;
+pub use wire::{IMMEDIATE_LEN, READ_REQUEST_LEN};

@@ -2,6 +2,8 @@
 
 use iwarp_ddp::{Placement, Source, Stag};
 
+use crate::wire::IMMEDIATE_LEN;
+
 /// The memory and the receive queue behind a stream.
 ///
 /// `B` is the local side of a work request, opaque to the stream: it comes in with an
@@ -67,6 +69,8 @@ pub struct Received<B> {
     pub solicited: bool,
     /// The `STag` that the peer asked to invalidate, and that is invalid now.
     pub invalidated: Option<Stag>,
+    /// Immediate Data, of a message that is nothing else. `len` is then that of the Write in front of it.
+    pub immediate: Option<[u8; IMMEDIATE_LEN]>,
 }
 
 /// Why a peer may not invalidate an `STag` (conformance decision D5).

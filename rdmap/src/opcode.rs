@@ -123,7 +123,22 @@ impl Opcode {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
 
-    /// Whether RFC 7306 defines it. Such messages are named here and refused by this version.
+    /// Whether this is Immediate Data, with or without Solicited Event.
+    #[inline]
+    #[must_use]
+    pub const fn is_immediate(self) -> bool {
+        matches!(self, Self::Immediate | Self::ImmediateSolicited)
+    }
+
+    /// Whether a message of this kind is one segment by definition: RDMAP itself reads what is in it.
+    #[inline]
+    pub(crate) const fn is_one_segment(self) -> bool {
+        // RDMAP-081, EXT-30, EXT-10
+        matches!(self, Self::ReadRequest | Self::Terminate) || self.is_extension()
+    }
+
+    /// Whether RFC 7306 defines it. Such messages are refused where
+    /// [`StreamConfig::extensions`](crate::StreamConfig::extensions) is off.
     #[inline]
     #[must_use]
     pub const fn is_extension(self) -> bool {
@@ -144,6 +159,13 @@ impl Opcode {
             (true, false) => Self::SendSolicited,
             (true, true) => Self::SendSolicitedInvalidate,
         }
+    }
+
+    /// Immediate Data with this property.
+    #[inline]
+    #[must_use]
+    pub const fn immediate(solicited: bool) -> Self {
+        if solicited { Self::ImmediateSolicited } else { Self::Immediate }
     }
 
     /// The name in RFC 5040 or RFC 7306.
@@ -225,6 +247,10 @@ mod tests {
     #[test]
     fn only_four_opcodes_are_extensions() {
         let count = Opcode::ALL.into_iter().filter(|opcode| opcode.is_extension()).count();
+        for solicited in [false, true] {
+            let opcode = Opcode::immediate(solicited);
+            assert!(opcode.is_immediate() && opcode.is_solicited() == solicited);
+        }
         assert_eq!(count, 4);
         assert!(Opcode::ALL.iter().all(|opcode| !(opcode.is_send() && opcode.is_extension())));
     }

@@ -3,6 +3,7 @@
 use iwarp_ddp::Stag;
 
 use crate::state::State;
+use crate::wire::IMMEDIATE_LEN;
 
 /// One operation for the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,18 @@ pub enum OperationKind {
         stag: Stag,
         /// Where in it.
         offset: u64,
+    },
+    /// RDMA Write to the peer's memory, and behind it Immediate Data into the next receive of the peer
+    /// (RFC 7306 §6): one operation, which is done when both are.
+    WriteImmediate {
+        /// Names the peer's buffer.
+        stag: Stag,
+        /// Where in it.
+        offset: u64,
+        /// The data.
+        immediate: [u8; IMMEDIATE_LEN],
+        /// Raise a solicited event there.
+        solicited: bool,
     },
     /// RDMA Read from the peer's memory.
     Read {

@@ -22,7 +22,7 @@ use crate::opcode::{Opcode, queue as qn};
 use crate::operation::Outcome;
 use crate::send::{ExpectedRead, Response, local_outcome};
 use crate::terminate::{Culprit, DdpHeader, Terminate};
-use crate::wire::Control;
+use crate::wire::{Control, IMMEDIATE_LEN};
 
 #[derive(Debug)]
 pub(crate) struct Receiver<B> {
@@ -31,8 +31,7 @@ pub(crate) struct Receiver<B> {
     terminates: UntaggedQueue,
     /// The message on queue 0 that is not complete.
     message: Option<Message<B>>,
-    /// A Write of the peer is not complete.
-    write_open: bool,
+    write: PeerWrite,
     /// Own Reads in the order of their requests.
     reads: VecDeque<ExpectedRead<B>>,
     /// Octets of the front Read's response that were placed.
@@ -45,6 +44,16 @@ pub(crate) struct Receiver<B> {
     /// The RTR that is due as the very first message.
     expected_rtr: Option<Rtr>,
     strict: bool,
+    extensions: bool,
+}
+
+/// Octets of the peer's Write that came last.
+#[derive(Clone, Copy, Debug)]
+enum PeerWrite {
+    /// More of it is to come.
+    Open(u32),
+    /// It is complete. 0 if another request of the peer came behind it.
+    Ended(u32),
 }
 
 #[derive(Debug)]
@@ -60,15 +69,21 @@ pub(crate) enum Accepted<B> {
     Segment,
     /// A message with this opcode is complete, and nobody has to be told.
     Message(Opcode),
-    /// A Send is complete.
-    Received { opcode: Opcode, buffer: B, len: u32, invalidated: Option<Stag> },
+    /// A Send is complete, or Immediate Data.
+    Received {
+        opcode: Opcode,
+        buffer: B,
+        len: u32,
+        invalidated: Option<Stag>,
+        immediate: Option<[u8; IMMEDIATE_LEN]>,
+    },
     /// The response to the oldest own Read is complete.
     ReadDone(Option<(u64, B)>),
     /// A Read Request of the peer.
     ReadRequest(Response),
     /// A Terminate of the peer.
     Terminate(Terminate),
-    /// A Send that finds no receive. Nothing has happened; the ULPDU is to be shown again.
+    /// A message that finds no receive. Nothing has happened; the ULPDU is to be shown again.
     Blocked,
 }
 
@@ -123,7 +138,7 @@ impl<B> Receiver<B> {
             requests: UntaggedQueue::with_next_msn(config.first_msn),
             terminates: UntaggedQueue::new(),
             message: None,
-            write_open: false,
+            write: PeerWrite::Ended(0),
             reads: VecDeque::new(),
             read_placed: 0,
             ird: usize::try_from(config.ird).unwrap_or(usize::MAX),
@@ -131,6 +146,7 @@ impl<B> Receiver<B> {
             rtr_unanswered: false,
             expected_rtr,
             strict: config.strict_receive,
+            extensions: config.extensions,
         }
     }
 
@@ -147,7 +163,7 @@ impl<B> Receiver<B> {
 
     /// Whether a message of the peer has begun and not ended.
     pub(crate) const fn is_inside_message(&self) -> bool {
-        self.message.is_some() || self.write_open
+        self.message.is_some() || matches!(self.write, PeerWrite::Open(_))
     }
 
     /// The receive that is being filled: it will not be filled any more.
@@ -190,9 +206,9 @@ impl<B> Receiver<B> {
             return Err(OperationError::Version(control.version()).into());
         }
         let number = control.opcode();
-        // RDMAP-074. EXT-02, EXT-13: the opcodes of RFC 7306 are not served, which the peer learns so.
+        // RDMAP-074. EXT-02: where the opcodes of RFC 7306 are not served, the peer learns it so.
         let opcode = match Opcode::from_raw(number) {
-            Some(opcode) if !opcode.is_extension() => opcode,
+            Some(opcode) if self.extensions || !opcode.is_extension() => opcode,
             _ => return Err(OperationError::Opcode(number).into()),
         };
         // Whatever comes first, an RTR comes no later.
@@ -204,6 +220,9 @@ impl<B> Receiver<B> {
             }
             (Segment::Untagged(segment), opcode) if opcode.is_send() => {
                 self.send(&segment, opcode, first, memory)
+            }
+            (Segment::Untagged(segment), opcode) if opcode.is_immediate() => {
+                self.immediate(&segment, opcode, memory)
             }
             (Segment::Untagged(segment), Opcode::ReadRequest) => {
                 self.read_request(&segment, first, memory)
@@ -223,9 +242,20 @@ impl<B> Receiver<B> {
     ) -> Result<Accepted<B>, Fault> {
         // DDP-017; DDP-030: an empty one is not checked.
         segment.place(memory)?;
-        self.write_open = !segment.last;
+        let before = match self.write {
+            PeerWrite::Open(octets) => octets,
+            PeerWrite::Ended(_) => 0,
+        };
+        let len = u32::try_from(segment.payload.len()).unwrap_or(u32::MAX);
+        let octets = before.saturating_add(len);
         // RDMAP-011: nobody is told.
-        Ok(if segment.last { Accepted::Message(Opcode::Write) } else { Accepted::Segment })
+        Ok(if segment.last {
+            self.write = PeerWrite::Ended(octets);
+            Accepted::Message(Opcode::Write)
+        } else {
+            self.write = PeerWrite::Open(octets);
+            Accepted::Segment
+        })
     }
 
     #[inline]
@@ -250,13 +280,8 @@ impl<B> Receiver<B> {
                 self.sends.placed(segment);
                 return Ok(Accepted::Message(opcode));
             }
-            // DDP-051, DDP-062
-            match memory.take_receive() {
-                Some(receive) => self.message = Some(Message { opcode, receive }),
-                None if self.strict || self.waits_for_response() => {
-                    return Err(UntaggedError::NoBuffer.into());
-                }
-                None => return Ok(Accepted::Blocked),
+            if !self.take_receive(opcode, memory)? {
+                return Ok(Accepted::Blocked);
             }
         }
         let Some(message) = &self.message else { return Err(UntaggedError::NoBuffer.into()) };
@@ -273,6 +298,7 @@ impl<B> Receiver<B> {
             })?;
         }
         let Some(len) = self.sends.placed(segment) else { return Ok(Accepted::Segment) };
+        self.forget_write();
         let mut invalidated = None;
         if opcode.invalidates() {
             // RDMAP-046, FC-062: placed is all, completed nothing, and a refusal changes nothing.
@@ -284,7 +310,78 @@ impl<B> Receiver<B> {
         }
         let Some(buffer) = self.take_message() else { return Ok(Accepted::Message(opcode)) };
         // ORD-07, RDMAP-014, DDP-013, DDP-037, RDMAP-041
-        Ok(Accepted::Received { opcode, buffer, len, invalidated })
+        Ok(Accepted::Received { opcode, buffer, len, invalidated, immediate: None })
+    }
+
+    /// Takes a receive for a message that begins; `false` if it is held back for want of one.
+    #[inline]
+    fn take_receive<M: Memory<B>>(
+        &mut self,
+        opcode: Opcode,
+        memory: &mut M,
+    ) -> Result<bool, UntaggedError> {
+        // DDP-051, DDP-062
+        match memory.take_receive() {
+            Some(receive) => {
+                self.message = Some(Message { opcode, receive });
+                Ok(true)
+            }
+            None if self.strict || self.waits_for_response() => Err(UntaggedError::NoBuffer),
+            None => Ok(false),
+        }
+    }
+
+    /// The peer's last Write is not the last request any more.
+    #[inline]
+    const fn forget_write(&mut self) {
+        if let PeerWrite::Ended(octets) = &mut self.write {
+            *octets = 0;
+        }
+    }
+
+    /// Immediate Data: a message among the Sends, of which nothing is placed.
+    fn immediate<M: Memory<B>>(
+        &mut self,
+        segment: &UntaggedSegment<'_>,
+        opcode: Opcode,
+        memory: &mut M,
+    ) -> Result<Accepted<B>, Fault> {
+        // EXT-30, EXT-01: what a Send with Invalidate has in its header is not looked at.
+        segment.check_queue(qn::SEND)?;
+        if let Some(open) = &self.message {
+            let (open, found) = (open.opcode.raw(), opcode.raw());
+            return Err(OperationError::OpcodeChanged { open, found }.into());
+        }
+        self.sends.check_msn(segment)?;
+        if !self.take_receive(opcode, memory)? {
+            return Ok(Accepted::Blocked);
+        }
+        self.sends.check_placement(segment, u64::MAX)?;
+        if !segment.last {
+            return Err(OperationError::NotLast.into());
+        }
+        let immediate = segment.payload.try_into().map_err(|_| {
+            let len = segment.payload.len();
+            Fault::blaming(
+                OperationError::ImmediateLength { len },
+                Blame::Receive(Outcome::LocalLength),
+            )
+        })?;
+        self.sends.placed(segment);
+        let len = match self.write {
+            PeerWrite::Ended(octets) => octets,
+            PeerWrite::Open(_) => 0,
+        };
+        self.forget_write();
+        let Some(buffer) = self.take_message() else { return Ok(Accepted::Message(opcode)) };
+        // EXT-31, EXT-32, EXT-33, ORD-21: all that came before is placed by now.
+        Ok(Accepted::Received {
+            opcode,
+            buffer,
+            len,
+            invalidated: None,
+            immediate: Some(immediate),
+        })
     }
 
     /// Own Reads are under way whose responses would sit behind a Send that is held back. An RTR by Read
@@ -329,6 +426,7 @@ impl<B> Receiver<B> {
             )?;
         }
         self.requests.placed(segment);
+        self.forget_write();
         self.unanswered = self.unanswered.saturating_add(1);
         // RDMAP-020, RDMAP-022, RDMAP-023, RDMAP-024. ORD-09: all that came before is placed by now. ORD-10:
         // the memory is read when the response goes out.

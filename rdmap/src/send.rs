@@ -24,7 +24,7 @@ use crate::message::ReadRequest;
 use crate::opcode::{Opcode, queue as qn};
 use crate::operation::{Operation, OperationKind, Outcome};
 use crate::terminate::{Culprit, DdpHeader, TERMINATE_MAX, Terminate};
-use crate::wire::{Control, READ_REQUEST_LEN};
+use crate::wire::{Control, IMMEDIATE_LEN, READ_REQUEST_LEN};
 
 /// `STag` of the RTR messages: one adapter family refuses 0 even where nobody may look at it.
 const RTR_STAG: Stag = Stag::from_raw(1);
@@ -43,11 +43,21 @@ pub(crate) struct Sender<B> {
     queue: SendQueue<B>,
     /// Octets of the present operation that went out.
     offset: u32,
+    part: Part,
     responses: VecDeque<Response>,
     arbiter: Arbiter,
     /// Numbers of the next messages on queue 0 and queue 1.
     send_msn: u32,
     request_msn: u32,
+}
+
+/// Which message of the present operation is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The first one, mostly the only one.
+    Message,
+    /// The Immediate Data behind a Write that went out.
+    Immediate,
 }
 
 /// A Read Request of the peer that is to be answered.
@@ -154,6 +164,7 @@ impl<B> Sender<B> {
             ord: usize::try_from(config.ord).unwrap_or(usize::MAX),
             queue: SendQueue::new(),
             offset: 0,
+            part: Part::Message,
             responses: VecDeque::new(),
             arbiter: Arbiter::new(config.response_burst),
             send_msn: config.first_msn,
@@ -271,6 +282,10 @@ impl<B> Sender<B> {
             return Ok(Some(Step::Perform));
         }
         let own = self.own(reads_wait)?;
+        if self.part == Part::Immediate {
+            // EXT-31. Nothing comes between the two: a receiver can tell the length of the Write.
+            return Ok(own.map(Step::Segment));
+        }
         let ready = own.map(|draft| OwnReady {
             tagged: draft.opcode.queue().is_none(),
             begun: draft.offset > 0,
@@ -324,9 +339,14 @@ impl<B> Sender<B> {
             OperationKind::Send { solicited, invalidate } => {
                 draft(Opcode::send(solicited, invalidate.is_some()), entry.len)
             }
-            OperationKind::Write { .. } => draft(Opcode::Write, entry.len),
             // Waits for its fence.
             OperationKind::Local => None,
+            OperationKind::WriteImmediate { solicited, .. } if self.part == Part::Immediate => {
+                draft(Opcode::immediate(solicited), IMMEDIATE_LEN_U32)
+            }
+            OperationKind::Write { .. } | OperationKind::WriteImmediate { .. } => {
+                draft(Opcode::Write, entry.len)
+            }
             OperationKind::Read { .. } => {
                 // RDMAP-063
                 if self.ord == 0 {
@@ -378,7 +398,7 @@ impl<B> Sender<B> {
                 Rtr::Write => (tagged(RTR_STAG, 0), Body::Octets([0; TERMINATE_MAX])),
                 Rtr::Read => {
                     let header = untagged(qn::READ_REQUEST, self.request_msn, None);
-                    (header, request_body(RTR_READ))
+                    (header, octets_body(&RTR_READ.to_bytes()))
                 }
             },
             Origin::Response => {
@@ -394,13 +414,20 @@ impl<B> Sender<B> {
                     OperationKind::Send { invalidate, .. } => {
                         (untagged(qn::SEND, self.send_msn, invalidate), self.local(cut)?)
                     }
+                    // EXT-30
+                    OperationKind::WriteImmediate { immediate, .. }
+                        if self.part == Part::Immediate =>
+                    {
+                        (untagged(qn::SEND, self.send_msn, None), octets_body(&immediate))
+                    }
                     // RDMAP-013
-                    OperationKind::Write { stag, offset } => {
+                    OperationKind::Write { stag, offset }
+                    | OperationKind::WriteImmediate { stag, offset, .. } => {
                         (tagged(stag, offset), self.local(cut)?)
                     }
                     OperationKind::Read { .. } => {
                         let header = untagged(qn::READ_REQUEST, self.request_msn, None);
-                        (header, request_body(read_request(entry)?))
+                        (header, octets_body(&read_request(entry)?.to_bytes()))
                     }
                     OperationKind::Local => return None,
                 }
@@ -478,6 +505,17 @@ impl<B> Sender<B> {
                 Sent::Nothing
             }
             OperationKind::Local => Sent::Nothing,
+            OperationKind::WriteImmediate { .. } => {
+                match self.part {
+                    Part::Message => self.part = Part::Immediate,
+                    Part::Immediate => {
+                        self.part = Part::Message;
+                        let msn = take_msn(&mut self.send_msn);
+                        self.queue.sent(end, Some(msn));
+                    }
+                }
+                Sent::Nothing
+            }
             OperationKind::Read { sink_stag, sink_offset, .. } => {
                 let len = entry.len;
                 let msn = take_msn(&mut self.request_msn);
@@ -561,6 +599,8 @@ pub(crate) const fn local_outcome(fault: LocalFault) -> Outcome {
 
 #[allow(clippy::cast_possible_truncation, reason = "28")]
 const READ_REQUEST_LEN_U32: u32 = READ_REQUEST_LEN as u32;
+#[allow(clippy::cast_possible_truncation, reason = "8")]
+const IMMEDIATE_LEN_U32: u32 = IMMEDIATE_LEN as u32;
 
 /// The Read that serves as RTR (RFC 6581 §9.2).
 const RTR_READ: ReadRequest = ReadRequest {
@@ -579,10 +619,12 @@ fn read_request<B>(entry: &Entry<B>) -> Option<ReadRequest> {
     Some(ReadRequest { sink_stag, sink_offset, len: entry.len, source_stag, source_offset })
 }
 
-fn request_body<'a, B>(request: ReadRequest) -> Body<'a, B> {
+/// A body of these octets and nothing else.
+fn octets_body<'a, B, const LEN: usize>(body: &[u8; LEN]) -> Body<'a, B> {
+    const { assert!(LEN <= TERMINATE_MAX, "bodies are no longer than a Terminate") };
     let mut octets = [0; TERMINATE_MAX];
     if let Some(front) = octets.first_chunk_mut() {
-        *front = request.to_bytes();
+        *front = *body;
     }
     Body::Octets(octets)
 }

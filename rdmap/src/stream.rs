@@ -431,6 +431,7 @@ impl<B> Stream<B> {
                 len: 0,
                 solicited: false,
                 invalidated: None,
+                immediate: None,
             });
         }
         let mut verdict = match blame {

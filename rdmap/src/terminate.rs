@@ -297,7 +297,10 @@ impl Error {
                     (TerminateCode::UNEXPECTED_OPCODE, Show::Segment)
                 }
                 // RDMAP-081
-                OperationError::NotLast => (TerminateCode::STREAM_CATASTROPHIC, Show::Segment),
+                // EXT-30
+                OperationError::NotLast | OperationError::ImmediateLength { .. } => {
+                    (TerminateCode::STREAM_CATASTROPHIC, Show::Segment)
+                }
                 OperationError::RequestLength { .. } => (TerminateCode::OPERATION, Show::Segment),
                 // RDMAP-045
                 OperationError::InvalidateUnknown => {
@@ -373,6 +376,7 @@ mod tests {
             (OperationError::TagMismatch(3).into(), Some((0x0206, "MD"))),
             (OperationError::OpcodeChanged { open: 3, found: 5 }.into(), Some((0x0206, "MD"))),
             (OperationError::NotLast.into(), Some((0x0207, "MD"))),
+            (OperationError::ImmediateLength { len: 7 }.into(), Some((0x0207, "MD"))),
             (OperationError::FinWithWork.into(), Some((0x0207, ""))),
             (OperationError::InvalidateUnknown.into(), Some((0x0209, "MD"))),
             (OperationError::RequestLength { len: 27 }.into(), Some((0x02ff, "MD"))),

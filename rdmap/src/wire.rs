@@ -10,6 +10,9 @@ pub const READ_REQUEST_LEN: usize = size_of::<ReadRequestLayout>();
 /// Octets of the Terminate control field (RFC 5040 §4.8).
 pub(crate) const TERMINATE_CONTROL_LEN: usize = size_of::<TerminateControl>();
 
+/// Octets of Immediate Data (RFC 7306 §6.3).
+pub const IMMEDIATE_LEN: usize = 8;
+
 /// Of RDMAP, whichever revision of MPA is in use (MPA-035).
 const VERSION: u8 = 1;
 

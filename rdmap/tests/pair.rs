@@ -110,11 +110,21 @@ struct Plan {
     memory: TestMemory,
     operations: Vec<Operation<Buf>>,
     receives: Vec<(u64, usize, usize)>,
-    /// What each operation puts into the peer's receives: length, solicited, invalidated, octets.
-    messages: Vec<(u32, bool, Option<Stag>, Vec<u8>)>,
+    /// What each operation puts into the peer's receives.
+    messages: Vec<Message>,
     /// Where Reads put what, at last.
     sunk: Vec<(Buf, Vec<u8>)>,
     has_reads: bool,
+}
+
+/// What a receive of the peer is to tell, and to hold.
+#[derive(Clone, Debug)]
+struct Message {
+    len: u32,
+    solicited: bool,
+    invalidate: Option<Stag>,
+    immediate: Option<[u8; 8]>,
+    payload: Vec<u8>,
 }
 
 const PIECE: usize = 4096;
@@ -168,6 +178,7 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
         // Mostly a piece of its own; sometimes the piece of an earlier operation, so that order shows.
         let target = if op > 0 && rng.random_bool(0.3) { rng.random_range(0..op) } else { op };
         let offset = BASE + (target * PIECE) as u64;
+        let immediate = rng.random_bool(0.4);
         let kind = match rng.random_range(0..3) {
             0 => {
                 let invalidate =
@@ -177,7 +188,16 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
             1 => {
                 // Whatever was to be read there may not have been read yet (ORD-10).
                 fence |= target != op;
-                OperationKind::Write { stag: Stag::from_raw(OPEN), offset }
+                if immediate {
+                    OperationKind::WriteImmediate {
+                        stag: Stag::from_raw(OPEN),
+                        offset,
+                        immediate: rng.random(),
+                        solicited: rng.random_bool(0.5),
+                    }
+                } else {
+                    OperationKind::Write { stag: Stag::from_raw(OPEN), offset }
+                }
             }
             _ => OperationKind::Read {
                 sink_stag: Stag::from_raw(SINKS),
@@ -195,9 +215,21 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
             let payload: Vec<u8> = (0..len).map(|_| rng.random()).collect();
             plan.memory.bytes[source..source + len].copy_from_slice(&payload);
             if let OperationKind::Send { solicited, invalidate } = kind {
-                plan.messages.push((len as u32, solicited, invalidate, payload));
+                let len = len as u32;
+                let message = Message { len, solicited, invalidate, immediate: None, payload };
+                plan.messages.push(message);
             } else {
                 open[place].copy_from_slice(&payload);
+                if let OperationKind::WriteImmediate { immediate, solicited, .. } = kind {
+                    // The length of the Write, and nothing in the receive.
+                    plan.messages.push(Message {
+                        len: len as u32,
+                        solicited,
+                        invalidate: None,
+                        immediate: Some(immediate),
+                        payload: Vec::new(),
+                    });
+                }
             }
         }
         plan.operations.push(Operation { kind, len: len as u32, fence, buffer });
@@ -212,9 +244,9 @@ fn plans(rng: &mut ChaCha8Rng, setting: &Setting) -> [Plan; 2] {
         let [own, peers] = [setting.operations[at], setting.operations[1 - at]];
         let layout = Layout { own, peers };
         let messages = plans[1 - at].messages.clone();
-        for (i, (len, _, invalidate, _)) in messages.iter().enumerate() {
+        for (i, Message { invalidate, payload, .. }) in messages.iter().enumerate() {
             let slack = rng.random_range(0..20);
-            let capacity = (*len as usize + slack).min(PIECE);
+            let capacity = (payload.len() + slack).min(PIECE);
             plans[at].receives.push((1000 + i as u64, layout.receive(i), capacity));
             if let Some(stag) = invalidate {
                 plans[at].memory.regions.push(Region::new(stag.raw(), 0, 0, 1));
@@ -258,14 +290,14 @@ fn operations(events: &[Event<Buf>]) -> Vec<(u64, OperationKind, Outcome)> {
         .collect()
 }
 
-type Received = (u64, Outcome, u32, bool, Option<Stag>);
+type Received = (u64, Outcome, u32, bool, Option<Stag>, Option<[u8; 8]>);
 
 fn receives(events: &[Event<Buf>]) -> Vec<Received> {
     events
         .iter()
         .filter_map(|event| match event {
-            Event::ReceiveDone { buffer, outcome, len, solicited, invalidated } => {
-                Some((buffer.id, *outcome, *len, *solicited, *invalidated))
+            Event::ReceiveDone { buffer, outcome, len, solicited, invalidated, immediate } => {
+                Some((buffer.id, *outcome, *len, *solicited, *invalidated, *immediate))
             }
             _ => None,
         })
@@ -283,13 +315,14 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
             .map(|operation| (operation.buffer.id, operation.kind, Outcome::Success))
             .collect();
         assert_eq!(operations(&side.events), expected, "side {at}");
-        // RDMAP-041, RDMAP-043, RDMAP-044, ORD-07
+        // RDMAP-041, RDMAP-043, RDMAP-044, ORD-07, ORD-21, EXT-31, EXT-32, EXT-33
         let expected: Vec<_> = peer_plan
             .messages
             .iter()
             .enumerate()
-            .map(|(i, (len, solicited, invalidate, _))| {
-                (1000 + i as u64, Outcome::Success, *len, *solicited, *invalidate)
+            .map(|(i, sent)| {
+                let id = 1000 + i as u64;
+                (id, Outcome::Success, sent.len, sent.solicited, sent.invalidate, sent.immediate)
             })
             .collect();
         assert_eq!(receives(&side.events), expected, "side {at}");
@@ -302,7 +335,9 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
         let layout = Layout { own: plan.operations.len(), peers: peer_plan.operations.len() };
         let mut open: Vec<u8> = (0..layout.len() - layout.open()).map(original).collect();
         for operation in &peer_plan.operations {
-            if let OperationKind::Write { offset, .. } = operation.kind {
+            if let OperationKind::Write { offset, .. }
+            | OperationKind::WriteImmediate { offset, .. } = operation.kind
+            {
                 let place = (offset - BASE) as usize;
                 let Buf { at: from, len, .. } = operation.buffer;
                 let source = &pair.sides[1 - at].memory.bytes[from..from + len];
@@ -310,11 +345,9 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
             }
         }
         assert!(side.memory.bytes[layout.open()..] == open, "side {at}: open memory");
-        for (_, _, invalidate, _) in &peer_plan.messages {
-            if let Some(stag) = invalidate {
-                let region = side.memory.regions.iter().find(|region| region.stag == *stag);
-                assert!(region.is_some_and(|region| !region.valid), "{stag} is still valid");
-            }
+        for stag in peer_plan.messages.iter().filter_map(|message| message.invalidate) {
+            let region = side.memory.regions.iter().find(|region| region.stag == stag);
+            assert!(region.is_some_and(|region| !region.valid), "{stag} is still valid");
         }
     }
 }
@@ -322,9 +355,9 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
 /// The first `count` receives of a side hold what was sent.
 fn contents(pair: &Pair, plans: &[Plan; 2], at: usize, count: usize) {
     let layout = Layout { own: plans[at].operations.len(), peers: plans[1 - at].operations.len() };
-    for (i, (len, _, _, payload)) in plans[1 - at].messages.iter().take(count).enumerate() {
+    for (i, Message { payload, .. }) in plans[1 - at].messages.iter().take(count).enumerate() {
         let place = layout.receive(i);
-        let received = &pair.sides[at].memory.bytes[place..place + *len as usize];
+        let received = &pair.sides[at].memory.bytes[place..place + payload.len()];
         assert!(received == payload, "side {at}: receive {i}");
     }
 }
@@ -504,9 +537,10 @@ fn all_returned_once(pair: &Pair, plans: &[Plan; 2], intact: bool) -> Result<(),
         check(ids == side.memory.taken, "receives that came back", at)?;
         let whole = received.iter().take_while(|(_, outcome, ..)| !ended(outcome)).count();
         check(received.len() - whole <= 1, "more than one receive was being filled", at)?;
-        for (received, message) in received.iter().take(whole).zip(&peer_plan.messages) {
-            let (_, _, len, solicited, invalidated) = received;
-            let same = (*len, *solicited, *invalidated) == (message.0, message.1, message.2);
+        for (received, sent) in received.iter().take(whole).zip(&peer_plan.messages) {
+            let (_, _, len, solicited, invalidated, immediate) = *received;
+            let same = (len, solicited, invalidated, immediate)
+                == (sent.len, sent.solicited, sent.invalidate, sent.immediate);
             check(same || !intact, "a receive is not what was sent", at)?;
         }
         if intact {

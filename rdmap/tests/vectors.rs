@@ -79,7 +79,9 @@ fn payload(fpdu: &Fpdu, ulpdu: &[u8]) -> Vec<u8> {
 #[derive(Default)]
 struct Model {
     memory: Vec<u8>,
-    received: Vec<(u64, u32, bool, Option<u32>)>,
+    received: Vec<(u64, u32, bool, Option<u32>, Option<[u8; 8]>)>,
+    /// Octets of the Write that came last.
+    written: u32,
     open: Vec<u8>,
     reads: Vec<(u32, u64, u32, u32, u64)>,
     read_done: bool,
@@ -93,10 +95,11 @@ impl Model {
         let mut model = Self { memory: vec![UNTOUCHED; 1 << 18], ..Self::default() };
         let mut sunk = 0;
         for (i, (fpdu, ulpdu)) in vector.fpdus().iter().zip(vector.ulpdus()).enumerate() {
-            let Some(opcode) = Opcode::from_raw(fpdu.opcode()).filter(|o| !o.is_extension()) else {
+            let opcode = Opcode::from_raw(fpdu.opcode()).unwrap();
+            if matches!(opcode, Opcode::AtomicRequest | Opcode::AtomicResponse) {
                 model.refused = Some(i);
                 break;
-            };
+            }
             let payload = payload(fpdu, &ulpdu);
             let last = fpdu.flag("/ddp/last");
             match opcode {
@@ -104,6 +107,14 @@ impl Model {
                     let offset = fpdu.number("/ddp/to") as usize;
                     model.put(offset, &payload);
                     model.writes += u64::from(last);
+                    model.written += payload.len() as u32;
+                    continue;
+                }
+                opcode if opcode.is_immediate() => {
+                    let data = fpdu.octets("/immediate/data_hex").try_into().unwrap();
+                    let id = model.received.len() as u64;
+                    let solicited = opcode.is_solicited();
+                    model.received.push((id, model.written, solicited, None, Some(data)));
                 }
                 Opcode::ReadResponse => {
                     model.put((1 << 16) + sunk, &payload);
@@ -127,10 +138,13 @@ impl Model {
                         let stag =
                             opcode.invalidates().then(|| fpdu.stag("/rdmap/invalidate_stag"));
                         let len = open.len() as u32;
-                        model.received.push((id as u64, len, opcode.is_solicited(), stag));
+                        model.received.push((id as u64, len, opcode.is_solicited(), stag, None));
                         model.open.clear();
                     }
                 }
+            }
+            if opcode != Opcode::ReadResponse {
+                model.written = 0;
             }
         }
         model
@@ -168,7 +182,8 @@ fn accepted(vector: &Vector, step: usize) {
                 len,
                 solicited,
                 invalidated,
-            } => Some((buffer.id, *len, *solicited, invalidated.map(Stag::raw))),
+                immediate,
+            } => Some((buffer.id, *len, *solicited, invalidated.map(Stag::raw), *immediate)),
             _ => None,
         })
         .collect();
@@ -217,7 +232,7 @@ fn answers(endpoint: &mut Endpoint, model: &Model, name: &str) {
 
 #[test]
 fn every_single_fpdu_is_dealt_with() {
-    // RDMAP-001, RDMAP-002, RDMAP-005, RDMAP-006, RDMAP-013, RDMAP-025, RDMAP-027, RDMAP-040, DDP-014, DDP-030, MPA-044, MPA-048
+    // EXT-01, EXT-30, EXT-32, RDMAP-001, RDMAP-002, RDMAP-005, RDMAP-006, RDMAP-013, RDMAP-025, RDMAP-027, RDMAP-040, DDP-014, DDP-030, MPA-044, MPA-048
     let file = File::parse(FPDU);
     for vector in &file.vectors {
         if vector.name == "send-mo-high" {
@@ -272,6 +287,13 @@ fn as_operations(vector: &Vector) -> Option<Vec<(OperationKind, Vec<u8>)>> {
         let payload = payload(fpdu, &ulpdu);
         if open && (opcode.is_send() || opcode == Opcode::Write) {
             operations.last_mut()?.1.extend_from_slice(&payload);
+        } else if opcode.is_immediate() {
+            // It goes out behind a Write, and as one operation with it.
+            let kind = &mut operations.last_mut()?.0;
+            let OperationKind::Write { stag, offset } = *kind else { return None };
+            let immediate = fpdu.octets("/immediate/data_hex").try_into().ok()?;
+            let solicited = opcode.is_solicited();
+            *kind = OperationKind::WriteImmediate { stag, offset, immediate, solicited };
         } else {
             let kind = match opcode {
                 Opcode::Write => write(fpdu.stag("/ddp/stag"), fpdu.number("/ddp/to")),
@@ -313,7 +335,7 @@ fn sender_of(vector: &Vector) -> StreamConfig {
 
 #[test]
 fn the_sender_makes_the_same_octets() {
-    // RDMAP-003, RDMAP-004, RDMAP-010, RDMAP-012, RDMAP-060, DDP-011, DDP-012, DDP-033, RDMAP-021, RDMAP-030, DDP-016, DDP-019, DDP-020, DDP-023, DDP-025, DDP-027, DDP-028, DDP-029,
+    // EXT-01, EXT-30, EXT-31, RDMAP-003, RDMAP-004, RDMAP-010, RDMAP-012, RDMAP-060, DDP-011, DDP-012, DDP-033, RDMAP-021, RDMAP-030, DDP-016, DDP-019, DDP-020, DDP-023, DDP-025, DDP-027, DDP-028, DDP-029,
     // DDP-032, MPA-040, MPA-047, MPA-049, FC-019
     let mut compared = 0;
     for file in [FPDU, MESSAGES] {
@@ -340,7 +362,7 @@ fn the_sender_makes_the_same_octets() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 49);
+    assert_eq!(compared, 50);
 }
 
 #[test]

@@ -88,6 +88,9 @@ pub struct Received {
     pub len: u32,
     /// The local key that the peer asked to invalidate, and that is invalid now.
     pub invalidated_rkey: Option<u32>,
+    /// The 32 bits of the peer's Write with immediate data, if that is what came: `len` is then the length
+    /// of the Write, and the buffer as it was.
+    pub imm_data: Option<u32>,
 }
 
 impl Connection {
@@ -136,6 +139,18 @@ impl Connection {
         self.request(SendRequest::write_inline(0, octets, remote)).await.map(drop)
     }
 
+    /// Writes to the start of the peer's memory `remote`, and completes the peer's next receive with `imm`
+    /// once all of it is there ([`Received::imm_data`]). Success means what it means for
+    /// [`send`](Self::send).
+    pub async fn write_with_imm(
+        &self,
+        data: impl Into<Sgl>,
+        remote: RemoteMemory,
+        imm: u32,
+    ) -> Result<(), RequestError> {
+        self.request(SendRequest::write_with_imm(0, data, remote, imm)).await.map(drop)
+    }
+
     /// Reads from the start of the peer's memory `remote` as many octets as `into` has.
     ///
     /// Success means that they are there, and that everything sent before has arrived.
@@ -164,7 +179,11 @@ impl Connection {
         let qp = &self.0.qp.0.inner;
         let slot = self.0.lines().receives.post(qp, request).await?;
         let wc = qp.recv_cq.attend(slot.wait()).await.ok()?;
-        Ok(Received { len: wc.byte_len, invalidated_rkey: wc.invalidated_rkey })
+        Ok(Received {
+            len: wc.byte_len,
+            invalidated_rkey: wc.invalidated_rkey,
+            imm_data: wc.imm_data,
+        })
     }
 }
 

@@ -129,6 +129,7 @@ pub struct QpConfig {
     pub(crate) signal_all: bool,
     pub(crate) remote_access: Access,
     pub(crate) remote_invalidate: bool,
+    pub(crate) extensions: bool,
 }
 
 impl QpConfig {
@@ -144,6 +145,7 @@ impl QpConfig {
             signal_all: false,
             remote_access: Access::REMOTE_WRITE | Access::REMOTE_READ,
             remote_invalidate: true,
+            extensions: true,
         }
     }
 
@@ -222,6 +224,19 @@ impl QpConfig {
         self
     }
 
+    /// Whether the messages of RFC 7306 are used and served, immediate data and atomic operations, as they
+    /// are by default. Nothing on the wire tells whether a peer knows them (EXT-02): programs agree on it,
+    /// in their private data perhaps, or try and read the Terminate 0/2/06 of one that does not.
+    ///
+    /// Without them posting refuses such requests before anything is sent (FC-073), and a peer that sends
+    /// such a message gets the same Terminate. [`DeviceConfig::extensions`](crate::DeviceConfig::extensions)
+    /// switches them off for all queue pairs.
+    #[must_use]
+    pub const fn extensions(mut self, used: bool) -> Self {
+        self.extensions = used;
+        self
+    }
+
     /// Refuses what the device does not offer.
     pub(crate) fn check(&self, limits: &DeviceLimits) -> Result<(), Error> {
         if !Access::REMOTE.contains(self.remote_access) {
@@ -245,6 +260,8 @@ pub struct QpAttributes {
     pub remote_access: Access,
     /// Whether the peer may revoke keys.
     pub remote_invalidate: bool,
+    /// Whether the messages of RFC 7306 are used and served.
+    pub extensions: bool,
     /// Whether every request is reported.
     pub signal_all: bool,
     /// Reads of the peer that are served at once, as negotiated (IRD); 0 before a connection.

@@ -45,6 +45,7 @@ impl Default for DeviceLimits {
 /// # }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct DeviceConfig {
     pub(crate) fpdu_limit: FpduLimit,
     pub(crate) crc: bool,
@@ -56,6 +57,7 @@ pub struct DeviceConfig {
     pub(crate) max_ird: u16,
     pub(crate) max_ord: u16,
     pub(crate) strict_receive: bool,
+    pub(crate) extensions: bool,
     pub(crate) hold_back: Duration,
     pub(crate) partial_fpdu: Duration,
     pub(crate) close_grace: Duration,
@@ -81,6 +83,7 @@ impl Default for DeviceConfig {
             max_ird: 128,
             max_ord: 128,
             strict_receive: false,
+            extensions: true,
             hold_back: Duration::from_secs(5),
             partial_fpdu: Duration::from_secs(30),
             close_grace: Duration::from_secs(3),
@@ -172,6 +175,14 @@ impl DeviceConfig {
     #[must_use]
     pub const fn strict_receive(mut self, strict: bool) -> Self {
         self.strict_receive = strict;
+        self
+    }
+
+    /// Whether queue pairs use and serve the messages of RFC 7306, unless their own
+    /// [`extensions`](crate::QpConfig::extensions) are off. Default yes.
+    #[must_use]
+    pub const fn extensions(mut self, used: bool) -> Self {
+        self.extensions = used;
         self
     }
 

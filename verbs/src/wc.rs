@@ -94,6 +94,9 @@ pub enum WcOpcode {
     RdmaRead = 2,
     /// A receive that took a Send.
     Recv = 128,
+    /// A receive that took the immediate data of an RDMA Write. All of the Write is placed, and nothing in
+    /// the receive's own memory.
+    RecvRdmaWithImm = 129,
 }
 
 impl WcOpcode {
@@ -114,6 +117,8 @@ bitflags! {
     /// Which optional fields of a [`WorkCompletion`] count. The bits are those of `enum ibv_wc_flags`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct WcFlags: u32 {
+        /// [`WorkCompletion::imm_data`] is what the peer sent.
+        const WITH_IMM = 2;
         /// [`WorkCompletion::invalidated_rkey`] names the key that the peer's Send invalidated.
         const WITH_INV = 8;
     }
@@ -134,7 +139,9 @@ pub struct WorkCompletion {
     /// The 16-bit code (layer, type, error code) of the Terminate that ended the connection, sent or
     /// received; 0 if there was none.
     pub vendor_err: u32,
-    /// Octets received or read; for a Send or Write the octets sent.
+    /// Octets received or read; for a Send or Write the octets sent. Of
+    /// [`RecvRdmaWithImm`](WcOpcode::RecvRdmaWithImm) those of the Write that the peer sent right before the
+    /// immediate data, 0 if there was none.
     pub byte_len: u32,
     /// Number of the queue pair the request was posted to.
     pub qp_num: u32,
@@ -142,6 +149,8 @@ pub struct WorkCompletion {
     pub flags: WcFlags,
     /// The local key that the message invalidated (Send with Invalidate), if it did.
     pub invalidated_rkey: Option<u32>,
+    /// The 32 bits of immediate data that the message carried, if it did.
+    pub imm_data: Option<u32>,
 }
 
 impl WorkCompletion {
@@ -201,12 +210,13 @@ mod tests {
             (WcOpcode::RdmaWrite, 1, false),
             (WcOpcode::RdmaRead, 2, false),
             (WcOpcode::Recv, 128, true),
+            (WcOpcode::RecvRdmaWithImm, 129, true),
         ];
         for (opcode, value, receive) in table {
             assert_eq!(opcode.value(), value, "{opcode:?}");
             assert_eq!(opcode.is_receive(), receive, "{opcode:?}");
         }
-        assert_eq!(WcFlags::WITH_INV.bits(), 8);
+        assert_eq!((WcFlags::WITH_IMM.bits(), WcFlags::WITH_INV.bits()), (2, 8));
     }
 
     #[test]
@@ -220,6 +230,7 @@ mod tests {
             qp_num: 12,
             flags: WcFlags::empty(),
             invalidated_rkey: None,
+            imm_data: None,
         };
         let error = wc.clone().ok().unwrap_err();
         assert_eq!(error.0, wc);

@@ -1,99 +1,17 @@
 //! Work requests: what a program posts, and why a post can be refused.
 
+mod operation;
 mod refusal;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
-use bitflags::bitflags;
 use smallvec::SmallVec;
 
+pub use self::operation::{SendFlags, SendOperation};
 pub use self::refusal::{PostError, PostErrorCause};
 use crate::attr::QpCaps;
 use crate::mem::{Access, MrSlice, PdId, RemoteMemory};
 use crate::qp::wqe::Payload;
-use crate::wc::WcOpcode;
-
-bitflags! {
-    /// Options of a send request. The bits are those of `enum ibv_send_flags`.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    pub struct SendFlags: u32 {
-        /// Starts only when all earlier Reads are complete.
-        const FENCE = 1;
-        /// Is reported also if it succeeds.
-        const SIGNALED = 2;
-        /// The receive it fills is a solicited event at the peer.
-        const SOLICITED = 4;
-    }
-}
-
-/// What a request of the send queue does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum SendOperation {
-    /// Send a message into the peer's next receive.
-    Send,
-    /// The same, and invalidate one of the peer's keys after the message is placed.
-    SendWithInvalidate {
-        /// The key, as the peer told it.
-        rkey: u32,
-    },
-    /// Write into the peer's memory.
-    RdmaWrite {
-        /// First tagged offset.
-        remote_addr: u64,
-        /// The peer's key.
-        rkey: u32,
-    },
-    /// Read from the peer's memory.
-    RdmaRead {
-        /// First tagged offset.
-        remote_addr: u64,
-        /// The peer's key.
-        rkey: u32,
-    },
-}
-
-impl SendOperation {
-    /// What a completion of it says.
-    #[must_use]
-    pub const fn wc_opcode(self) -> WcOpcode {
-        match self {
-            Self::Send | Self::SendWithInvalidate { .. } => WcOpcode::Send,
-            Self::RdmaWrite { .. } => WcOpcode::RdmaWrite,
-            Self::RdmaRead { .. } => WcOpcode::RdmaRead,
-        }
-    }
-
-    /// The integer libibverbs uses for the request (`enum ibv_wr_opcode`).
-    #[must_use]
-    pub const fn value(self) -> u32 {
-        match self {
-            Self::RdmaWrite { .. } => 0,
-            Self::Send => 2,
-            Self::RdmaRead { .. } => 4,
-            Self::SendWithInvalidate { .. } => 9,
-        }
-    }
-}
-
-impl fmt::Display for SendOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Send => f.write_str("Send"),
-            Self::SendWithInvalidate { rkey } => {
-                write!(f, "Send with Invalidate of key {rkey:#010x}")
-            }
-            Self::RdmaWrite { remote_addr, rkey } => {
-                write!(f, "RDMA Write to {remote_addr:#x}, key {rkey:#010x}")
-            }
-            Self::RdmaRead { remote_addr, rkey } => {
-                write!(f, "RDMA Read of {remote_addr:#x}, key {rkey:#010x}")
-            }
-        }
-    }
-}
 
 /// One element of a raw request: memory by address and key, as in C.
 ///
@@ -220,6 +138,28 @@ impl SendRequest {
         Self::to(id, inline(parts), remote)
     }
 
+    /// Writes the octets of `sgl` to the start of `remote`, and tells the peer's program: its next receive
+    /// completes as [`RecvRdmaWithImm`](crate::WcOpcode::RecvRdmaWithImm) with `imm`, once all of the Write
+    /// is placed.
+    ///
+    /// Nothing is placed in that receive, so one without elements will do. One completion is reported, when
+    /// both the Write and the data behind it have left local memory. RFC 7306 has to be served at both ends
+    /// (FC-073): a peer that does not know it ends the connection, and where it is switched off here
+    /// ([`QpConfig::extensions`](crate::QpConfig::extensions)) posting refuses the request.
+    pub fn write_with_imm(id: u64, sgl: impl Into<Sgl>, remote: RemoteMemory, imm: u32) -> Self {
+        Self::to(id, Payload::Slices(sgl.into().0), remote).with_imm(imm)
+    }
+
+    /// As [`write_with_imm`](Self::write_with_imm), with a copy of `octets` that is made now.
+    pub fn write_inline_with_imm(
+        id: u64,
+        octets: impl AsRef<[u8]>,
+        remote: RemoteMemory,
+        imm: u32,
+    ) -> Self {
+        Self::to(id, inline([octets]), remote).with_imm(imm)
+    }
+
     /// Reads from the start of `remote` as many octets as `sgl` has.
     ///
     /// The regions need [`Access::LOCAL_WRITE`], nothing more: no key of theirs reaches the peer
@@ -264,15 +204,14 @@ impl SendRequest {
             SendOperation::Send | SendOperation::SendWithInvalidate { .. } => {
                 self.operation = SendOperation::SendWithInvalidate { rkey };
             }
-            SendOperation::RdmaWrite { .. } | SendOperation::RdmaRead { .. } => {
-                self.misplaced_invalidate = true;
-            }
+            _ => self.misplaced_invalidate = true,
         }
         self
     }
 
     /// Marks the message so that it wakes a peer that armed its queue for
-    /// [`Notify::Solicited`](crate::Notify::Solicited). For Sends only; posting refuses it for others.
+    /// [`Notify::Solicited`](crate::Notify::Solicited). For Sends and Writes with immediate data only, whose
+    /// messages take a receive; posting refuses it for others.
     #[must_use]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
@@ -331,6 +270,14 @@ impl SendRequest {
         }
     }
 
+    /// Makes a Write one with immediate data.
+    fn with_imm(mut self, imm: u32) -> Self {
+        if let SendOperation::RdmaWrite { remote_addr, rkey } = self.operation {
+            self.operation = SendOperation::RdmaWriteWithImm { remote_addr, rkey, imm };
+        }
+        self
+    }
+
     fn to(id: u64, payload: Payload, remote: RemoteMemory) -> Self {
         let operation = SendOperation::RdmaWrite { remote_addr: remote.addr, rkey: remote.rkey };
         Self { remote_len: Some(remote.len), ..Self::new(id, operation, payload) }
@@ -340,7 +287,15 @@ impl SendRequest {
     /// the length of the message.
     pub(crate) fn check(&self, caps: &QpCaps, domain: PdId) -> Result<u32, PostErrorCause> {
         let (solicitable, read) = match self.operation {
-            SendOperation::Send | SendOperation::SendWithInvalidate { .. } => (true, false),
+            SendOperation::Send
+            | SendOperation::SendWithInvalidate { .. }
+            | SendOperation::RdmaWriteWithImm { .. } => (true, false),
+            // V6
+            SendOperation::SendWithImm { .. } => {
+                return Err(PostErrorCause::NotSupported(
+                    "a Send with immediate data, which iWARP cannot carry,",
+                ));
+            }
             SendOperation::RdmaWrite { .. } => (false, false),
             SendOperation::RdmaRead { .. } => (false, true),
         };
@@ -348,7 +303,9 @@ impl SendRequest {
             return Err(PostErrorCause::NotSupported("invalidation by anything but a Send"));
         }
         if self.flags.contains(SendFlags::SOLICITED) && !solicitable {
-            return Err(PostErrorCause::NotSupported("a solicited event of anything but a Send"));
+            return Err(PostErrorCause::NotSupported(
+                "a solicited event of a message that takes no receive",
+            ));
         }
         if !SendFlags::all().contains(self.flags) {
             return Err(PostErrorCause::NotSupported("a flag that is not known"));

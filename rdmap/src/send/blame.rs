@@ -2,8 +2,8 @@
 
 use iwarp_ddp::Segment;
 
-use super::Sender;
 use super::queue::Sight;
+use super::{Part, Sender};
 use crate::message::ReadRequest;
 use crate::opcode::{Opcode, queue as qn};
 use crate::operation::{OperationKind, Outcome};
@@ -48,9 +48,11 @@ impl<B> Sender<B> {
         if opcode == Opcode::ReadResponse.raw() {
             return;
         }
-        let present = (self.offset > 0).then_some(Sight { outstanding: false, msn: None });
+        let begun = self.offset > 0 || self.part == Part::Immediate;
+        let present = begun.then_some(Sight { outstanding: false, msn: None });
         self.queue.condemn_first(verdict, present, |kind, len, _| match *kind {
-            OperationKind::Write { stag, offset } => {
+            OperationKind::Write { stag, offset }
+            | OperationKind::WriteImmediate { stag, offset, .. } => {
                 let within = segment.offset.wrapping_sub(offset);
                 stag == segment.stag && (within < u64::from(len) || within == 0)
             }
@@ -91,7 +93,11 @@ impl<B> Sender<B> {
             }
             qn::SEND => {
                 self.queue.condemn_first(verdict, present, |kind, _, sight| {
-                    matches!(kind, OperationKind::Send { .. }) && sight.msn == msn
+                    let takes_receive = matches!(
+                        kind,
+                        OperationKind::Send { .. } | OperationKind::WriteImmediate { .. }
+                    );
+                    takes_receive && sight.msn == msn
                 });
             }
             _ => {}

@@ -8,6 +8,7 @@ use crate::counters::add;
 use crate::event::{Event, Input, Need};
 use crate::memory::{Memory, Received};
 use crate::opcode::Opcode;
+use crate::operation::Outcome;
 use crate::recv::{Accepted, Blame};
 use crate::state::{State, Trigger};
 use crate::terminate::Culprit;
@@ -140,19 +141,24 @@ impl<B> Stream<B> {
         match accepted {
             Accepted::Segment | Accepted::Blocked => {}
             Accepted::Message(opcode) => self.counters.messages_in.count(opcode),
-            Accepted::Received { opcode, buffer, len, invalidated } => {
+            Accepted::Received { opcode, buffer, len, invalidated, immediate } => {
                 self.counters.messages_in.count(opcode);
                 // Events stay in the order in which things happened.
                 self.retire_operations();
                 let solicited = opcode.is_solicited();
-                let message = Received { buffer, len, solicited, invalidated };
+                let message = Received { buffer, len, solicited, invalidated, immediate };
                 let message =
                     if self.events.is_empty() { memory.received(message) } else { Some(message) };
-                if let Some(Received { buffer, len, solicited, invalidated }) = message {
+                if let Some(Received { buffer, len, solicited, invalidated, immediate }) = message {
                     self.make_room();
-                    let outcome = crate::Outcome::Success;
-                    let event = Event::ReceiveDone { buffer, outcome, len, solicited, invalidated };
-                    self.events.push_back(event);
+                    self.events.push_back(Event::ReceiveDone {
+                        buffer,
+                        outcome: Outcome::Success,
+                        len,
+                        solicited,
+                        invalidated,
+                        immediate,
+                    });
                 }
             }
             Accepted::ReadDone(operation) => {

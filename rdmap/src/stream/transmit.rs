@@ -9,7 +9,6 @@ use crate::clock::Clock;
 use crate::counters::add;
 use crate::error::{Error, LocalError, ProtectionError};
 use crate::memory::{Memory, WorkRefused};
-use crate::opcode::Opcode;
 use crate::recv::Blame;
 use crate::send::{Body, Draft, Header, Sent, Step};
 use crate::state::State;
@@ -272,7 +271,7 @@ impl Record {
             return None;
         }
         // These are one segment by definition (RDMAP-081), however short those of TCP are.
-        if matches!(draft.opcode, Opcode::ReadRequest | Opcode::Terminate) {
+        if draft.opcode.is_one_segment() {
             return Some(cut);
         }
         let shorter = std::iter::successors(Some(cut.len), |len| Some(len.checked_sub(1)? & !3))

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use iwarp_ddp::Stag;
 use iwarp_mpa::{Framing, Role, Rtr};
 use iwarp_rdmap::{
-    Event, LostCause, Need, Opcode, Operation, Shutdown, State, Stream, StreamConfig, TxBatch,
+    Event, LostCause, Need, Opcode, Operation, OperationKind, Shutdown, State, Stream,
+    StreamConfig, TxBatch,
 };
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -68,6 +69,8 @@ struct Wire {
     config: StreamConfig,
     /// Fences of the operations, in order.
     fences: Vec<bool>,
+    /// Whether each of them is a Write with Immediate Data.
+    immediates: Vec<bool>,
     rtr_due: Option<Rtr>,
     begun: usize,
     own_open: bool,
@@ -270,6 +273,8 @@ impl Pair {
         }
         let Some(operation) = side.script.operations.pop_front() else { return false };
         side.pipe.wire.fences.push(operation.fence);
+        let with_immediate = matches!(operation.kind, OperationKind::WriteImmediate { .. });
+        side.pipe.wire.immediates.push(with_immediate);
         side.stream.submit(operation).unwrap();
         side.submitted += 1;
         true
@@ -368,6 +373,7 @@ impl Side {
             rtr_due: config.rtr.filter(|_| role == Role::Initiator),
             next_msn: [config.first_msn, config.first_msn, 1],
             fences: Vec::new(),
+            immediates: Vec::new(),
             begun: 0,
             own_open: false,
             open_tagged: None,
@@ -499,6 +505,8 @@ impl Wire {
             }
             self.begun += 1;
         }
-        self.own_open = !seen.last;
+        // EXT-31: what opens with the Write of one of these ends with its Immediate Data.
+        let with_immediate = self.immediates.get(self.begun - 1).copied().unwrap_or(false);
+        self.own_open = !seen.last || (with_immediate && seen.opcode == Opcode::Write);
     }
 }

@@ -19,7 +19,7 @@ impl DeviceConfig {
     /// | `IWARP_MPA_REVISION` | `1` or `2` |
     /// | `IWARP_PEER_TO_PEER` | `all`, `none`, or some of `send`, `write`, `read` with commas between |
     /// | `IWARP_IRD`, `IWARP_ORD` | Reads, up to 128 |
-    /// | `IWARP_STRICT_RECEIVE` | as `IWARP_CRC` |
+    /// | `IWARP_STRICT_RECEIVE`, `IWARP_EXTENSIONS` | as `IWARP_CRC` |
     /// | `IWARP_HOLD_BACK`, `IWARP_PARTIAL_FPDU`, `IWARP_CLOSE_GRACE`, `IWARP_CONNECT_TIMEOUT`, `IWARP_ACCEPT_TIMEOUT`, `IWARP_USER_TIMEOUT` | seconds, such as `2` or `0.25` |
     /// | `IWARP_KEEPALIVE` | `off`, or idle seconds, interval seconds and count: `10,5,3` |
     /// | `IWARP_MAX_PENDING_HANDSHAKES` | peers |
@@ -114,6 +114,11 @@ const SETTINGS: &[Setting] = &[
         name: "IWARP_STRICT_RECEIVE",
         expected: SWITCH,
         apply: |config, text| set(&mut config.strict_receive, switch(text)),
+    },
+    Setting {
+        name: "IWARP_EXTENSIONS",
+        expected: SWITCH,
+        apply: |config, text| set(&mut config.extensions, switch(text)),
     },
     Setting {
         name: "IWARP_HOLD_BACK",
@@ -279,6 +284,7 @@ mod tests {
             ("IWARP_IRD", "128", base().ird(128)),
             ("IWARP_ORD", "0", base().ord(0)),
             ("IWARP_STRICT_RECEIVE", "1", base().strict_receive(true)),
+            ("IWARP_EXTENSIONS", "off", base().extensions(false)),
             ("IWARP_HOLD_BACK", "0.25", base().hold_back(Duration::from_millis(250))),
             ("IWARP_PARTIAL_FPDU", "7", base().partial_fpdu(secs(7))),
             ("IWARP_CLOSE_GRACE", "8", base().close_grace(secs(8))),
@@ -312,6 +318,7 @@ mod tests {
             ("IWARP_IRD", "129"),
             ("IWARP_ORD", "-1"),
             ("IWARP_STRICT_RECEIVE", "x"),
+            ("IWARP_EXTENSIONS", "7306"),
             ("IWARP_HOLD_BACK", "-1"),
             ("IWARP_PARTIAL_FPDU", "NaN"),
             ("IWARP_CLOSE_GRACE", "1e300"),

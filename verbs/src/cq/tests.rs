@@ -36,6 +36,7 @@ fn completion(qp_num: u32, wr_id: u64, status: WcStatus) -> WorkCompletion {
         qp_num,
         flags: WcFlags::empty(),
         invalidated_rkey: None,
+        imm_data: None,
     }
 }
 

@@ -416,10 +416,10 @@ impl Link {
                     self.submitted = self.submitted.saturating_sub(1);
                     reporter.end(qp, buffer, outcome, len, out);
                 }
-                Event::ReceiveDone { buffer, outcome, len, solicited, invalidated } => {
+                Event::ReceiveDone { buffer, outcome, len, solicited, invalidated, immediate } => {
                     self.taken = self.taken.saturating_sub(1);
                     let invalidated = invalidated.map(iwarp_ddp::Stag::raw);
-                    let message = Message { len, solicited, invalidated };
+                    let message = Message { len, solicited, invalidated, immediate };
                     match buffer {
                         Wqe::Receive(wqe) => reporter.received(qp, wqe, outcome, message, out),
                         other @ Wqe::Send(_) => reporter.end(qp, other, outcome, len, out),

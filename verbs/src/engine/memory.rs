@@ -171,15 +171,18 @@ impl Memory<Wqe> for QpMemory<'_> {
 
     #[inline]
     fn received(&mut self, message: Received<Wqe>) -> Option<Received<Wqe>> {
-        let Received { buffer, len, solicited, invalidated } = message;
+        let Received { buffer, len, solicited, invalidated, immediate } = message;
         match buffer {
             Wqe::Receive(wqe) => {
                 self.reported += 1;
-                let message = Message { len, solicited, invalidated: invalidated.map(Stag::raw) };
+                let invalidated = invalidated.map(Stag::raw);
+                let message = Message { len, solicited, invalidated, immediate };
                 self.reporter.received(self.qp, wqe, Outcome::Success, message, self.out);
                 None
             }
-            buffer @ Wqe::Send(_) => Some(Received { buffer, len, solicited, invalidated }),
+            buffer @ Wqe::Send(_) => {
+                Some(Received { buffer, len, solicited, invalidated, immediate })
+            }
         }
     }
 

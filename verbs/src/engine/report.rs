@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use iwarp_rdmap::{Operation, Outcome};
+use iwarp_rdmap::{IMMEDIATE_LEN, Operation, Outcome};
 
 use super::outbox::Outbox;
 use crate::cq::{CqInner, Cqe, QueueSlots};
@@ -25,11 +25,12 @@ pub(super) struct Reporter {
 }
 
 /// A message that was received.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Received {
     pub(super) len: u32,
     pub(super) solicited: bool,
     pub(super) invalidated: Option<u32>,
+    pub(super) immediate: Option<[u8; IMMEDIATE_LEN]>,
 }
 
 impl Reporter {
@@ -98,6 +99,14 @@ impl Reporter {
             wc.flags |= WcFlags::WITH_INV;
             wc.invalidated_rkey = Some(key);
         }
+        if let (true, Some([first, second, third, fourth, ..])) =
+            (wc.is_success(), message.immediate)
+        {
+            // EXT-32: the first four octets, in network order.
+            wc.opcode = WcOpcode::RecvRdmaWithImm;
+            wc.flags |= WcFlags::WITH_IMM;
+            wc.imm_data = Some(u32::from_be_bytes([first, second, third, fourth]));
+        }
         let solicited_event = message.solicited || !wc.is_success();
         deliver(&qp.recv_cq, &qp.rq.slots, reply, wc, solicited_event, 1, out);
     }
@@ -141,7 +150,7 @@ impl Reporter {
         match wqe {
             Wqe::Send(wqe) => self.sent(qp, wqe, outcome, len, out),
             Wqe::Receive(wqe) => {
-                let message = Received { len, solicited: false, invalidated: None };
+                let message = Received { len, ..Received::default() };
                 self.received(qp, wqe, outcome, message, out);
             }
         }
@@ -171,6 +180,7 @@ impl Reporter {
             qp_num: qp.number,
             flags: WcFlags::empty(),
             invalidated_rkey: None,
+            imm_data: None,
         }
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct QpInner {
     pub(crate) remote_access: Access,
     /// Whether its peer may revoke keys.
     pub(crate) remote_invalidate: bool,
+    /// Whether the messages of RFC 7306 are used and served.
+    pub(crate) extensions: bool,
     pub(crate) sq: SendQueue,
     pub(crate) rq: ReceiveQueue,
     pub(crate) state: StateCell,
@@ -111,8 +113,15 @@ pub struct Ending {
 impl QpInner {
     /// `config` has been checked.
     pub(super) fn create(pd: &PdInner, config: &QpConfig) -> Result<Arc<Self>, Error> {
-        let QpConfig { send_cq, recv_cq, caps, signal_all, remote_access, remote_invalidate } =
-            config;
+        let QpConfig {
+            send_cq,
+            recv_cq,
+            caps,
+            signal_all,
+            remote_access,
+            remote_invalidate,
+            extensions,
+        } = config;
         let number = Number::draw().ok_or(Error::Limit {
             what: "queue pairs",
             asked: 1 << 24,
@@ -129,6 +138,7 @@ impl QpInner {
             signal_all: *signal_all,
             remote_access: *remote_access,
             remote_invalidate: *remote_invalidate,
+            extensions: *extensions && pd.device.config.extensions,
             sq: SendQueue::new(caps.max_send_wr),
             rq: ReceiveQueue::new(caps.max_recv_wr),
             // FC-070
@@ -175,6 +185,7 @@ impl QpInner {
             caps: self.caps,
             remote_access: self.remote_access,
             remote_invalidate: self.remote_invalidate,
+            extensions: self.extensions,
             signal_all: self.signal_all,
             ird,
             ord,
@@ -235,6 +246,7 @@ impl QpInner {
         let sizes = Sizes { limit: fpdu_limit, emss, markers: negotiated.send_markers };
         let mut parameters = StreamConfig::new(negotiated, sizes.plan());
         parameters.strict_receive = config.strict_receive;
+        parameters.extensions = self.extensions;
         parameters.hold_back = config.hold_back;
         parameters.partial_fpdu = config.partial_fpdu;
         parameters.close_grace = config.close_grace;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use iwarp_ddp::Stag;
-use iwarp_rdmap::{Operation, OperationKind};
+use iwarp_rdmap::{IMMEDIATE_LEN, Operation, OperationKind};
 use smallvec::SmallVec;
 
 use super::QpInner;
@@ -145,6 +145,12 @@ impl QpInner {
     #[inline]
     fn admit_send(&self, request: &SendRequest) -> Result<u32, PostErrorCause> {
         let len = request.check(&self.caps, self.domain)?;
+        if !self.extensions && request.operation.is_extension() {
+            // FC-073: what the peer does not know is not sent.
+            return Err(PostErrorCause::NotSupported(
+                "an operation of RFC 7306 on a queue pair without its extensions",
+            ));
+        }
         match self.state.get() {
             // V3
             state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
@@ -196,6 +202,15 @@ impl QpInner {
             SendOperation::RdmaWrite { remote_addr, rkey } => {
                 OperationKind::Write { stag: Stag::from_raw(rkey), offset: remote_addr }
             }
+            SendOperation::RdmaWriteWithImm { remote_addr, rkey, imm } => {
+                OperationKind::WriteImmediate {
+                    stag: Stag::from_raw(rkey),
+                    offset: remote_addr,
+                    immediate: immediate(imm),
+                    solicited: flags.contains(SendFlags::SOLICITED),
+                }
+            }
+            SendOperation::SendWithImm { .. } => unreachable!("refused by the checks of posting"),
             SendOperation::RdmaRead { remote_addr, rkey } => OperationKind::Read {
                 sink_stag: draw_sink(),
                 sink_offset: 0,
@@ -208,6 +223,13 @@ impl QpInner {
         let fence = flags.contains(SendFlags::FENCE);
         Operation { kind, len, fence, buffer: Wqe::Send(wqe) }
     }
+}
+
+/// The eight octets for 32 bits: these first, in network order, and the rest zero.
+fn immediate(imm: u32) -> [u8; IMMEDIATE_LEN] {
+    let mut octets = [0; IMMEDIATE_LEN];
+    octets[..4].copy_from_slice(&imm.to_be_bytes());
+    octets
 }
 
 /// The `STag` that a Read shows to the peer for its sink: drawn for this Read, and the key of nothing, so

@@ -99,6 +99,7 @@ mod tests {
             qp_num: 9,
             flags: WcFlags::empty(),
             invalidated_rkey: None,
+            imm_data: None,
         }
     }
 

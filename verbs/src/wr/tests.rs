@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mem::MemoryRegion;
-use crate::{Device, DeviceConfig, ProtectionDomain};
+use crate::{Device, DeviceConfig, ProtectionDomain, WcOpcode};
 
 const CAPS: QpCaps = QpCaps {
     max_send_wr: 1,
@@ -37,7 +37,13 @@ fn flags_and_operations_have_the_values_of_libibverbs() {
     }
     let operations = [
         (SendOperation::RdmaWrite { remote_addr: 0, rkey: 0 }, 0, WcOpcode::RdmaWrite),
+        (
+            SendOperation::RdmaWriteWithImm { remote_addr: 0, rkey: 0, imm: 0 },
+            1,
+            WcOpcode::RdmaWrite,
+        ),
         (SendOperation::Send, 2, WcOpcode::Send),
+        (SendOperation::SendWithImm { imm: 0 }, 3, WcOpcode::Send),
         (SendOperation::RdmaRead { remote_addr: 0, rkey: 0 }, 4, WcOpcode::RdmaRead),
         (SendOperation::SendWithInvalidate { rkey: 0 }, 9, WcOpcode::Send),
     ];
@@ -176,6 +182,9 @@ fn what_an_operation_does_not_know_is_refused() {
             SendFlags::empty(),
         ),
         SendRequest::raw(1, SendOperation::Send, [], SendFlags::from_bits_retain(1 << 8)),
+        SendRequest::write_with_imm(1, (), REMOTE, 2).invalidate(1),
+        // V6
+        SendRequest::raw(1, SendOperation::SendWithImm { imm: 2 }, [], SendFlags::SIGNALED),
     ];
     for request in unsupported {
         let cause = request.check(&CAPS, id).unwrap_err();
@@ -187,6 +196,12 @@ fn what_an_operation_does_not_know_is_refused() {
     let both = SendRequest::send(1, ()).solicited().invalidate(1);
     assert_eq!(both.operation(), SendOperation::SendWithInvalidate { rkey: 1 });
     assert_eq!(both.check(&CAPS, id), Ok(0));
+    // It takes a receive, which may be a solicited event.
+    let imm = SendRequest::write_with_imm(1, (), REMOTE, 2).solicited().fence();
+    assert_eq!(imm.check(&CAPS, id), Ok(0));
+    let more = SendRequest::write_inline_with_imm(1, [0; 21], REMOTE.slice(..20).unwrap(), 2);
+    let outside = PostErrorCause::OutOfBounds { len: 21, remote: 20 };
+    assert_eq!(more.check(&CAPS, id), Err(outside));
 }
 
 /// FC-063: lengths are summed in 64 bits.

@@ -6,6 +6,7 @@ mod bulk;
 mod faults;
 mod flush;
 mod gather;
+mod immediate;
 mod many;
 mod ops;
 mod post;

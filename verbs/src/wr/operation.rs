@@ -1,0 +1,120 @@
+//! What a request of the send queue does, and its options.
+
+use std::fmt;
+
+use bitflags::bitflags;
+
+use crate::wc::WcOpcode;
+
+bitflags! {
+    /// Options of a send request. The bits are those of `enum ibv_send_flags`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct SendFlags: u32 {
+        /// Starts only when all earlier Reads are complete.
+        const FENCE = 1;
+        /// Is reported also if it succeeds.
+        const SIGNALED = 2;
+        /// The receive it fills is a solicited event at the peer.
+        const SOLICITED = 4;
+    }
+}
+
+/// What a request of the send queue does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SendOperation {
+    /// Send a message into the peer's next receive.
+    Send,
+    /// The same, and invalidate one of the peer's keys after the message is placed.
+    SendWithInvalidate {
+        /// The key, as the peer told it.
+        rkey: u32,
+    },
+    /// Write into the peer's memory.
+    RdmaWrite {
+        /// First tagged offset.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+    },
+    /// Write into the peer's memory, and tell it so: 32 bits reach its program with its next receive, once
+    /// all of the Write is placed (RFC 7306 §6).
+    RdmaWriteWithImm {
+        /// First tagged offset.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// The 32 bits, as a number: both programs see the same one.
+        imm: u32,
+    },
+    /// Send a message and 32 bits with it. For programs that try: iWARP has no such message, and posting
+    /// refuses it. A Write with immediate data does the same for a peer that lends its memory.
+    SendWithImm {
+        /// The 32 bits.
+        imm: u32,
+    },
+    /// Read from the peer's memory.
+    RdmaRead {
+        /// First tagged offset.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+    },
+}
+
+impl SendOperation {
+    /// What a completion of it says.
+    #[must_use]
+    pub const fn wc_opcode(self) -> WcOpcode {
+        match self {
+            Self::Send | Self::SendWithInvalidate { .. } | Self::SendWithImm { .. } => {
+                WcOpcode::Send
+            }
+            Self::RdmaWrite { .. } | Self::RdmaWriteWithImm { .. } => WcOpcode::RdmaWrite,
+            Self::RdmaRead { .. } => WcOpcode::RdmaRead,
+        }
+    }
+
+    /// Whether it takes messages of RFC 7306 to carry it out.
+    #[must_use]
+    pub const fn is_extension(self) -> bool {
+        matches!(self, Self::RdmaWriteWithImm { .. })
+    }
+
+    /// The integer libibverbs uses for the request (`enum ibv_wr_opcode`).
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        match self {
+            Self::RdmaWrite { .. } => 0,
+            Self::RdmaWriteWithImm { .. } => 1,
+            Self::Send => 2,
+            Self::SendWithImm { .. } => 3,
+            Self::RdmaRead { .. } => 4,
+            Self::SendWithInvalidate { .. } => 9,
+        }
+    }
+}
+
+impl fmt::Display for SendOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Send => f.write_str("Send"),
+            Self::SendWithInvalidate { rkey } => {
+                write!(f, "Send with Invalidate of key {rkey:#010x}")
+            }
+            Self::RdmaWrite { remote_addr, rkey } => {
+                write!(f, "RDMA Write to {remote_addr:#x}, key {rkey:#010x}")
+            }
+            Self::RdmaWriteWithImm { remote_addr, rkey, imm } => {
+                write!(
+                    f,
+                    "RDMA Write to {remote_addr:#x}, key {rkey:#010x}, with immediate {imm:#010x}"
+                )
+            }
+            Self::SendWithImm { imm } => write!(f, "Send with immediate {imm:#010x}"),
+            Self::RdmaRead { remote_addr, rkey } => {
+                write!(f, "RDMA Read of {remote_addr:#x}, key {rkey:#010x}")
+            }
+        }
+    }
+}

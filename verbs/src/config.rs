@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use iwarp_mpa::{FpduLimit, Revision, RtrTypes};
 
+use crate::network::MemoryNetwork;
 use crate::sys::Keepalive;
 
 /// The deepest queue of Reads that can be set, in either direction: libibverbs counts them in 8 bits.
@@ -68,6 +69,7 @@ pub struct DeviceConfig {
     pub(crate) user_timeout: Duration,
     pub(crate) memory_budget: usize,
     pub(crate) limits: DeviceLimits,
+    pub(crate) network: Option<MemoryNetwork>,
 }
 
 impl Default for DeviceConfig {
@@ -98,6 +100,7 @@ impl Default for DeviceConfig {
             user_timeout: Duration::from_secs(20),
             memory_budget: 64 << 20,
             limits: DeviceLimits::default(),
+            network: None,
         }
     }
 }
@@ -268,6 +271,15 @@ impl DeviceConfig {
     #[must_use]
     pub const fn limits(mut self, limits: DeviceLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Connects through this network in memory rather than through TCP: for tests. What concerns only TCP,
+    /// [`keepalive`](Self::keepalive) and [`user_timeout`](Self::user_timeout), has no effect there, since a peer
+    /// in memory cannot vanish without a trace.
+    #[must_use]
+    pub fn network(mut self, network: &MemoryNetwork) -> Self {
+        self.network = Some(network.clone());
         self
     }
 

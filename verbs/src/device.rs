@@ -16,6 +16,7 @@ use crate::event::AsyncEvent;
 use crate::event::AsyncEvents;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::stats::{DeviceCounters, DeviceStats};
+use crate::sys::Sockets;
 use crate::users::{Use, Used, User, Users};
 use crate::wr::MESSAGE_MAX;
 
@@ -32,6 +33,7 @@ pub(crate) struct DeviceInner {
     pub(crate) config: DeviceConfig,
     pub(crate) handshakes: Arc<Handshakes>,
     pub(crate) counters: DeviceCounters,
+    pub(crate) sockets: Sockets,
     driver: Driver,
     events: Arc<AsyncEvents>,
     users: Users,
@@ -48,6 +50,7 @@ impl DeviceInner {
         Ok(Arc::new(Self {
             handshakes: Handshakes::new(config.max_pending_handshakes),
             counters: DeviceCounters::default(),
+            sockets: Sockets::new(config.network.clone()),
             driver: Driver::new(config.memory_budget, Arc::clone(&events)),
             events,
             next_cq: AtomicU32::new(0),

@@ -108,6 +108,11 @@
 //! ([`DeviceConfig::memory_budget`]), and so has the time that they may take. TCP itself is as trustworthy as
 //! the network: there is no encryption and no authentication here.
 //!
+//! # Testing programs
+//!
+//! A [`MemoryNetwork`] in place of TCP runs connections inside of the process and, under a seed, cuts, delays and
+//! drops them: [`DeviceConfig::network`].
+//!
 //! # Environment
 //!
 //! [`DeviceConfig::from_env`] lists the variables that programs understand that were not written for them.
@@ -128,6 +133,7 @@ mod event;
 mod mem;
 #[doc(hidden)]
 pub mod micro;
+mod network;
 mod pd;
 mod qp;
 mod stats;
@@ -150,6 +156,7 @@ pub use iwarp_rdmap::{Initiator, Terminate, TerminateCode};
 pub use mem::{
     Access, MemoryError, MemoryRegion, MrSlice, Owned, RegisterError, RemoteMemory, StableBytes,
 };
+pub use network::{ConnectionReport, Cuts, Direction, Faults, Loss, MemoryNetwork};
 pub use pd::ProtectionDomain;
 pub use qp::{Ending, QueuePair, WeakQueuePair};
 pub use stats::{DeviceStats, QpStats};

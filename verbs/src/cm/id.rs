@@ -51,7 +51,7 @@ impl Id {
     /// (FC-055).
     pub fn bind(&self, addr: impl Into<Address>, options: BindOptions) -> Result<(), ConnectError> {
         // Outside of the lock: a name may take its time.
-        let bound = bind_first(&addr.into(), options)?;
+        let bound = bind_first(&self.endpoint().device.sockets, &addr.into(), options)?;
         self.endpoint().change(|inner, _| match inner.stage {
             Stage::Idle => {
                 inner.stage = Stage::Bound(Box::new(bound));

@@ -159,10 +159,10 @@ async fn reach(
             let left = plan.timeout.saturating_sub(started.elapsed());
             // One silent address must not use up the time of the others.
             let others = u32::try_from(addrs.len().saturating_sub(tried)).unwrap_or(u32::MAX);
-            let dial = dial(addr, prepared.take(), source);
+            let dial = dial(endpoint, addr, prepared.take(), source.as_ref());
             match tokio::time::timeout(left / others.max(1), dial).await {
                 Ok(Ok(conversation)) => {
-                    return converse(endpoint, conversation, addr, source, plan).await;
+                    return converse(endpoint, conversation, addr, source.as_ref(), plan).await;
                 }
                 Ok(Err(error)) => failure = Some(error),
                 Err(_) => failure = Some(endpoint.timed_out()),
@@ -179,16 +179,17 @@ async fn reach(
 
 /// Opens the TCP connection.
 async fn dial(
+    endpoint: &Endpoint,
     addr: SocketAddr,
     prepared: Option<Bound>,
-    source: Option<Source>,
+    source: Option<&Source>,
 ) -> Result<Conversation, ConnectError> {
     let bound = match (prepared, source) {
         (Some(bound), _) => Some(bound),
         (None, Some(source)) => Some(source.bind_again()?),
         (None, None) => None,
     };
-    Conversation::connect(addr, bound).await
+    Conversation::connect(&endpoint.device.sockets, addr, bound).await
 }
 
 /// Exchanges start-up frames; once more with revision 1 if the peer seems not to know revision 2
@@ -197,7 +198,7 @@ async fn converse(
     endpoint: &Endpoint,
     conversation: Conversation,
     addr: SocketAddr,
-    source: Option<Source>,
+    source: Option<&Source>,
     plan: &Plan,
 ) -> Result<Reached, ConnectError> {
     endpoint.enter_phase(Phase::Reply);
@@ -212,7 +213,7 @@ async fn converse(
     }
     tracing::debug!(%addr, %cause, "trying again with MPA revision 1");
     // CONN-08: on a new TCP connection. If there is none, the first answer was the better one.
-    let Ok(conversation) = dial(addr, None, source).await else {
+    let Ok(conversation) = dial(endpoint, addr, None, source).await else {
         return Err(error);
     };
     exchange(conversation, addr, plan.revision_1())

@@ -162,7 +162,7 @@ impl Listener {
         addr: impl Into<Address>,
         config: ListenConfig,
     ) -> Result<Self, ConnectError> {
-        let bound = super::socket::bind_first(&addr.into(), config.bind)?;
+        let bound = super::socket::bind_first(&device.0.sockets, &addr.into(), config.bind)?;
         let queue = Arc::<RequestQueue>::default();
         let device = &device.0;
         let deliver = {

@@ -15,10 +15,13 @@ use super::address::Address;
 use super::error::{ConnectError, Phase};
 use super::param::BindOptions;
 use crate::mem::watch_socket;
-use crate::sys::Socket;
+use crate::sys::{Socket, Sockets};
 
 /// What a connection in set-up is watched for.
 const CONVERSATION: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+/// Pause before a listener in memory that takes no more is tried again.
+const KNOCK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A socket with a local address, and nothing else yet.
 #[derive(Debug)]
@@ -28,8 +31,9 @@ pub(crate) struct Bound {
 }
 
 /// How to get a socket with the same local address once more.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Source {
+    sockets: Sockets,
     /// As the program asked for it: port 0 stays 0.
     asked: SocketAddr,
     /// As the system gave it.
@@ -38,10 +42,14 @@ pub(crate) struct Source {
 }
 
 impl Bound {
-    pub(crate) fn new(asked: SocketAddr, options: BindOptions) -> Result<Self, ConnectError> {
+    pub(crate) fn new(
+        sockets: &Sockets,
+        asked: SocketAddr,
+        options: BindOptions,
+    ) -> Result<Self, ConnectError> {
         let failed = |cause| ConnectError::Bind { addr: asked, cause: Arc::new(cause) };
         let bind = || {
-            let socket = Socket::open(&asked)?;
+            let socket = sockets.open(&asked)?;
             socket.set_reuse_addr(options.reuse)?;
             if let (SocketAddr::V6(_), Some(only)) = (asked, options.v6_only) {
                 // FC-052
@@ -49,7 +57,7 @@ impl Bound {
             }
             socket.bind(&asked)?;
             let addr = socket.local_addr()?;
-            Ok(Self { socket, source: Source { asked, addr, options } })
+            Ok(Self { socket, source: Source { sockets: sockets.clone(), asked, addr, options } })
         };
         bind().map_err(failed)
     }
@@ -58,16 +66,20 @@ impl Bound {
         self.source.addr
     }
 
-    pub(crate) const fn source(&self) -> Source {
-        self.source
+    pub(crate) fn source(&self) -> Source {
+        self.source.clone()
     }
 }
 
 /// Binds to the first of an address's meanings that can be bound. Looks names up in the calling thread.
-pub(crate) fn bind_first(address: &Address, options: BindOptions) -> Result<Bound, ConnectError> {
+pub(crate) fn bind_first(
+    sockets: &Sockets,
+    address: &Address,
+    options: BindOptions,
+) -> Result<Bound, ConnectError> {
     let mut failure = None;
     for addr in address.resolve_blocking()? {
-        match Bound::new(addr, options) {
+        match Bound::new(sockets, addr, options) {
             Ok(bound) => return Ok(bound),
             Err(error) => failure = failure.or(Some(error)),
         }
@@ -77,7 +89,7 @@ pub(crate) fn bind_first(address: &Address, options: BindOptions) -> Result<Boun
 
 impl Source {
     pub(crate) fn bind_again(&self) -> Result<Bound, ConnectError> {
-        Bound::new(self.asked, self.options)
+        Bound::new(&self.sockets, self.asked, self.options)
     }
 }
 
@@ -92,15 +104,24 @@ impl Conversation {
     /// Opens a connection, from a bound socket if there is one. Cancel-safe: a dropped attempt is given
     /// up.
     pub(crate) async fn connect(
+        sockets: &Sockets,
         addr: SocketAddr,
         bound: Option<Bound>,
     ) -> Result<Self, ConnectError> {
         let local = |cause| ConnectError::Local { peer: addr.to_string(), cause: Arc::new(cause) };
         let socket = match bound {
             Some(bound) => bound.socket,
-            None => Socket::open(&addr).map_err(local)?,
+            None => sockets.open(&addr).map_err(local)?,
         };
-        let connected = socket.connect(&addr).map_err(|cause| ConnectError::tcp(addr, cause))?;
+        let connected = loop {
+            match socket.connect(&addr) {
+                // As TCP does when nobody answers.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && socket.is_shaped() => {
+                    tokio::time::sleep(KNOCK_AGAIN).await;
+                }
+                decided => break decided.map_err(|cause| ConnectError::tcp(addr, cause))?,
+            }
+        };
         let io = watch_socket(socket, CONVERSATION).map_err(local)?;
         if !connected {
             io.writable().await.map_err(local)?.retain_ready();
@@ -134,7 +155,13 @@ impl Conversation {
 
     /// Waits for octets; 0 is the end of the stream. Cancel-safe.
     pub(crate) async fn read(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.io.async_io(Interest::READABLE, |socket| socket.recv(into)).await
+        loop {
+            let receive = |socket: &Socket| unless_again(socket.recv(into), socket.reads_again());
+            if let Some(received) = self.io.async_io(Interest::READABLE, receive).await? {
+                return Ok(received);
+            }
+            tokio::task::yield_now().await;
+        }
     }
 
     /// What is there at this moment, or `WouldBlock`.
@@ -145,8 +172,11 @@ impl Conversation {
     /// Sends all octets. Dropped half-way, it leaves the rest unsent.
     pub(crate) async fn write_all(&self, mut octets: &[u8]) -> io::Result<()> {
         while !octets.is_empty() {
-            let sent = self.io.async_io(Interest::WRITABLE, |socket| socket.send(octets)).await?;
-            octets = octets.get(sent..).unwrap_or_default();
+            let write = |socket: &Socket| unless_again(socket.send(octets), socket.writes_again());
+            match self.io.async_io(Interest::WRITABLE, write).await? {
+                Some(sent) => octets = octets.get(sent..).unwrap_or_default(),
+                None => tokio::task::yield_now().await,
+            }
         }
         Ok(())
     }
@@ -167,6 +197,14 @@ impl Conversation {
     /// Gives the socket to the engine.
     pub(crate) fn into_socket(self) -> Socket {
         self.io.into_inner()
+    }
+}
+
+/// `None`: nothing moved, and readiness will not tell when it does, so try again.
+fn unless_again(moved: io::Result<usize>, again: bool) -> io::Result<Option<usize>> {
+    match moved {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock && again => Ok(None),
+        moved => moved.map(Some),
     }
 }
 

@@ -185,11 +185,13 @@ impl Link {
                         break Received::Drained { moved: true };
                     }
                     Ok(received) => {
-                        empty = end + received < limit;
+                        empty = end + received < limit && !self.socket.is_shaped();
                         end += received;
                         taken += received;
                         moved = true;
                     }
+                    Err(_) if self.socket.reads_again() && self.tx.lost.is_some() => continue,
+                    Err(_) if self.socket.reads_again() => break Received::More,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         if self.tx.lost.is_some() {
                             // Whatever came before the loss has been read.

@@ -138,7 +138,7 @@ impl Link {
                 };
                 if !complete {
                     self.tx.keep(Unsent::Octets(octets, at), driver);
-                    return Sent::Done { moved };
+                    return self.stops(moved);
                 }
                 lean = !driver.budget().has_room(TX_LEN);
                 (scratch.take_tx(lean), 0)
@@ -148,7 +148,7 @@ impl Link {
             if at == batch.len() {
                 at = 0;
                 batch.clear();
-                batch.gather_from = (!lean).then_some(GATHER_FROM);
+                batch.gather_from = (!lean && !self.socket.is_shaped()).then_some(GATHER_FROM);
                 batch.most = budget.min(RECORD_MOST);
                 if taken >= budget {
                     break Sent::More;
@@ -170,7 +170,7 @@ impl Link {
                 }
                 other => {
                     self.stopped(other);
-                    break Sent::Done { moved };
+                    break self.stops(moved);
                 }
             }
         };
@@ -228,7 +228,7 @@ impl Link {
     fn stopped(&mut self, attempt: Attempt) -> bool {
         match attempt {
             Attempt::Sent(_) => {}
-            Attempt::Blocked => self.tx.blocked = true,
+            Attempt::Blocked => self.tx.blocked = !self.socket.writes_again(),
             Attempt::Lost(cause) => self.tx.lost = Some(cause),
             Attempt::SourceGone(chunk) => {
                 self.stream.handle_source_fault(&chunk);
@@ -236,6 +236,11 @@ impl Link {
             }
         }
         false
+    }
+
+    /// How a pass ends whose last attempt sent nothing.
+    fn stops(&self, moved: bool) -> Sent {
+        if self.socket.writes_again() { Sent::More } else { Sent::Done { moved } }
     }
 
     /// One system call for what is left of a batch.

@@ -33,7 +33,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 pub(crate) use imp::{DriverSet, DriverWaiter, Notifier, TaskWaiter, WaitSet};
-pub(crate) use socket::{Keepalive, Socket};
+pub(crate) use socket::{Keepalive, Socket, Sockets};
 
 /// What a socket is watched for. Errors and hang-ups are reported whatever is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

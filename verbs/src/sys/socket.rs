@@ -1,7 +1,8 @@
 //! [`Socket`]: one TCP socket, never blocking, made by system calls of our own.
 //!
 //! rustix calls the kernel directly on Linux, so a preloaded library that replaces libc's socket
-//! functions does not see these.
+//! functions does not see these. Sockets of a [`MemoryNetwork`] have the same calls; which kind one is, is
+//! decided when it is opened, and costs the others a branch that is always the same.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,6 +15,8 @@ use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType, ipproto, sockopt,
 };
+
+use crate::network::{MemoryNetwork, MemorySocket};
 
 /// When a silent peer is asked whether it is still there, and given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,38 +33,100 @@ pub(crate) struct Keepalive {
 ///
 /// Dropping it closes it, which resets the connection if octets were left unread.
 #[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    /// Not there with plain TCP.
+    memory: Option<Box<MemorySocket>>,
+}
+
+/// What opens the sockets of a device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sockets {
+    memory: Option<MemoryNetwork>,
+}
+
+impl Sockets {
+    /// Of this network in memory, or of the host's TCP.
+    pub(crate) fn new(memory: Option<MemoryNetwork>) -> Self {
+        Self { memory }
+    }
+
+    /// A socket for the family of `addr`, bound to nothing.
+    pub(crate) fn open(&self, addr: &SocketAddr) -> io::Result<Socket> {
+        let Some(network) = &self.memory else { return Socket::open(addr) };
+        let (fd, memory) = MemorySocket::open(network)?;
+        Ok(Socket { fd, memory: Some(Box::new(memory)) })
+    }
+}
 
 impl Socket {
-    /// A socket for the family of `addr`, bound to nothing.
+    /// A TCP socket for the family of `addr`, bound to nothing.
     pub(crate) fn open(addr: &SocketAddr) -> io::Result<Self> {
         let family = match addr {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
-        let socket = Self(open(family)?);
+        Self::tcp(open(family)?)
+    }
+
+    fn tcp(fd: OwnedFd) -> io::Result<Self> {
+        let socket = Self { fd, memory: None };
         socket.quiet()?;
         Ok(socket)
     }
 
+    /// Whether octets may go in pieces at places that tell nothing, and attempts may find nothing although
+    /// there is something ([`reads_again`](Self::reads_again)).
+    #[inline]
+    pub(crate) fn is_shaped(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Whether the last attempt to receive found nothing although something is there: nothing will announce it,
+    /// so whoever tried has to see that somebody tries again.
+    #[inline]
+    pub(crate) fn reads_again(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.reads_again())
+    }
+
+    /// The same for the last attempt to send.
+    #[inline]
+    pub(crate) fn writes_again(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.writes_again())
+    }
+
     /// Gives the socket a local address; port 0 lets the system choose.
     pub(crate) fn bind(&self, addr: &SocketAddr) -> io::Result<()> {
-        Ok(net::bind(&self.0, addr)?)
+        if let Some(memory) = &self.memory {
+            return memory.bind(addr);
+        }
+        Ok(net::bind(&self.fd, addr)?)
     }
 
     /// Lets a listener take a port whose last connections are still closing.
     pub(crate) fn set_reuse_addr(&self, on: bool) -> io::Result<()> {
-        Ok(sockopt::set_socket_reuseaddr(&self.0, on)?)
+        if let Some(memory) = &self.memory {
+            memory.set_reuse_addr(on);
+            return Ok(());
+        }
+        Ok(sockopt::set_socket_reuseaddr(&self.fd, on)?)
     }
 
     /// Keeps an IPv6 listener from taking IPv4 connections as well (FC-052). Before `bind`.
     pub(crate) fn set_v6_only(&self, on: bool) -> io::Result<()> {
-        Ok(sockopt::set_ipv6_v6only(&self.0, on)?)
+        if let Some(memory) = &self.memory {
+            memory.set_v6_only(on);
+            return Ok(());
+        }
+        Ok(sockopt::set_ipv6_v6only(&self.fd, on)?)
     }
 
     /// Takes connections from now on; up to `backlog` wait for [`accept`](Self::accept).
     pub(crate) fn listen(&self, backlog: u32) -> io::Result<()> {
-        Ok(net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX))?)
+        if let Some(memory) = &self.memory {
+            return memory.listen(backlog);
+        }
+        Ok(net::listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX))?)
     }
 
     /// The next connection, with the peer's address; `WouldBlock` if there is none.
@@ -70,9 +135,13 @@ impl Socket {
     /// (`ConnectionAborted`); out of descriptors stays an error until some are closed, while the
     /// listener stays readable.
     pub(crate) fn accept(&self) -> io::Result<(Self, SocketAddr)> {
-        let (accepted, peer) = accept(&self.0)?;
-        let accepted = Self(accepted);
-        accepted.quiet()?;
+        if let Some(memory) = &self.memory {
+            let (fd, memory) = memory.accept(self.fd.as_fd())?;
+            let peer = memory.name_of_peer()?;
+            return Ok((Self { fd, memory: Some(Box::new(memory)) }, peer));
+        }
+        let (accepted, peer) = accept(&self.fd)?;
+        let accepted = Self::tcp(accepted)?;
         let peer = match peer {
             Some(peer) => peer.try_into()?,
             None => accepted.peer_addr()?,
@@ -82,8 +151,13 @@ impl Socket {
 
     /// Begins to connect. `true`: connected at once; `false`: under way, the socket becomes writable
     /// when it is decided and [`take_error`](Self::take_error) then tells how.
+    ///
+    /// `WouldBlock`, in memory only: the listener takes no more at present, try again later.
     pub(crate) fn connect(&self, addr: &SocketAddr) -> io::Result<bool> {
-        match net::connect(&self.0, addr) {
+        if let Some(memory) = &self.memory {
+            return memory.connect(self.fd.as_fd(), addr).map(|()| true);
+        }
+        match net::connect(&self.fd, addr) {
             Ok(()) => Ok(true),
             // After a signal the attempt goes on.
             Err(Errno::INPROGRESS | Errno::INTR) => Ok(false),
@@ -93,16 +167,25 @@ impl Socket {
 
     /// What went wrong since the last call, if anything.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(sockopt::socket_error(&self.0)?.err().map(io::Error::from))
+        if let Some(error) = self.memory.as_ref().and_then(|memory| memory.take_error()) {
+            return Ok(Some(error));
+        }
+        Ok(sockopt::socket_error(&self.fd)?.err().map(io::Error::from))
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(net::getsockname(&self.0)?.try_into()?)
+        if let Some(memory) = &self.memory {
+            return memory.local_addr();
+        }
+        Ok(net::getsockname(&self.fd)?.try_into()?)
     }
 
     /// `NotConnected` unless there is a connection. IPv6 addresses keep their scope (FC-053).
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let peer = net::getpeername(&self.0)?.ok_or(Errno::NOTCONN)?;
+        if let Some(memory) = &self.memory {
+            return memory.peer_addr();
+        }
+        let peer = net::getpeername(&self.fd)?.ok_or(Errno::NOTCONN)?;
         Ok(peer.try_into()?)
     }
 
@@ -110,15 +193,28 @@ impl Socket {
     /// nothing is there.
     #[inline]
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        if let Some(memory) = &self.memory {
+            return memory.recv(self.fd.as_fd(), into);
+        }
         let (received, _) =
-            rustix::io::retry_on_intr(|| net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT))?;
+            rustix::io::retry_on_intr(|| net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT))?;
         Ok(received)
     }
 
-    /// As [`recv`](Self::recv); `None` if nothing is there.
+    /// As [`recv`](Self::recv); `None` if nothing is there, and more will be announced.
     #[inline]
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Option<io::Result<usize>> {
-        match rustix::io::retry_on_intr(|| net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT)) {
+        if let Some(memory) = &self.memory {
+            return match memory.recv(self.fd.as_fd(), into) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && !memory.reads_again() =>
+                {
+                    None
+                }
+                other => Some(other),
+            };
+        }
+        match rustix::io::retry_on_intr(|| net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT)) {
             Ok((received, _)) => Some(Ok(received)),
             Err(Errno::AGAIN) => None,
             Err(error) => Some(Err(error.into())),
@@ -128,21 +224,27 @@ impl Socket {
     /// Sends octets, possibly not all; `WouldBlock` if none. Never raises SIGPIPE.
     #[inline]
     pub(crate) fn send(&self, octets: &[u8]) -> io::Result<usize> {
+        if let Some(memory) = &self.memory {
+            return memory.send(self.fd.as_fd(), octets);
+        }
         #[cfg(not(target_vendor = "apple"))]
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         #[cfg(target_vendor = "apple")]
         let flags = SendFlags::DONTWAIT;
-        Ok(rustix::io::retry_on_intr(|| net::send(&self.0, octets, flags))?)
+        Ok(rustix::io::retry_on_intr(|| net::send(&self.fd, octets, flags))?)
     }
 
     /// As [`send`](Self::send); what follows starts a new TCP segment (`MSG_EOR`), where the system knows
     /// that.
     #[inline]
     pub(crate) fn send_record(&self, octets: &[u8]) -> io::Result<usize> {
+        if let Some(memory) = &self.memory {
+            return memory.send(self.fd.as_fd(), octets);
+        }
         #[cfg(target_os = "linux")]
         {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL | SendFlags::EOR;
-            Ok(rustix::io::retry_on_intr(|| net::send(&self.0, octets, flags))?)
+            Ok(rustix::io::retry_on_intr(|| net::send(&self.fd, octets, flags))?)
         }
         #[cfg(not(target_os = "linux"))]
         self.send(octets)
@@ -150,7 +252,7 @@ impl Socket {
 
     /// Sends a FIN after what was sent. Not connected any more is no error.
     pub(crate) fn shutdown_write(&self) -> io::Result<()> {
-        match net::shutdown(&self.0, Shutdown::Write) {
+        match net::shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -159,30 +261,46 @@ impl Socket {
     /// Closes with a reset: what was not sent yet is thrown away. Other copies of the descriptor, in a
     /// forked child for example, hold the reset back until they are closed too.
     pub(crate) fn abort(self) -> io::Result<()> {
-        Ok(sockopt::set_socket_linger(&self.0, Some(Duration::ZERO))?)
+        if let Some(memory) = &self.memory {
+            memory.reset(self.fd.as_fd());
+            return Ok(());
+        }
+        Ok(sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO))?)
     }
 
     /// Sends small segments without waiting for acknowledgements (RFC 5044 §5.1).
     pub(crate) fn set_no_delay(&self, on: bool) -> io::Result<()> {
-        Ok(sockopt::set_tcp_nodelay(&self.0, on)?)
+        if self.memory.is_some() {
+            // Nothing is ever delayed, but by a plan.
+            return Ok(());
+        }
+        Ok(sockopt::set_tcp_nodelay(&self.fd, on)?)
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        if let Some(Keepalive { idle, interval, count }) = keepalive {
-            sockopt::set_tcp_keepidle(&self.0, idle)?;
-            sockopt::set_tcp_keepintvl(&self.0, interval)?;
-            sockopt::set_tcp_keepcnt(&self.0, count)?;
+        if self.memory.is_some() {
+            // A peer in memory cannot vanish without a trace.
+            return Ok(());
         }
-        Ok(sockopt::set_socket_keepalive(&self.0, keepalive.is_some())?)
+        if let Some(Keepalive { idle, interval, count }) = keepalive {
+            sockopt::set_tcp_keepidle(&self.fd, idle)?;
+            sockopt::set_tcp_keepintvl(&self.fd, interval)?;
+            sockopt::set_tcp_keepcnt(&self.fd, count)?;
+        }
+        Ok(sockopt::set_socket_keepalive(&self.fd, keepalive.is_some())?)
     }
 
     /// How long sent octets may stay unacknowledged before the connection is given up; zero is the
     /// system's own limit. Where the system has no such setting nothing changes.
     pub(crate) fn set_user_timeout(&self, limit: Duration) -> io::Result<()> {
+        if self.memory.is_some() {
+            // What is sent needs no acknowledgement.
+            return Ok(());
+        }
         #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
         {
             let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
-            sockopt::set_tcp_user_timeout(&self.0, millis)?;
+            sockopt::set_tcp_user_timeout(&self.fd, millis)?;
         }
         #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
         let _ = limit;
@@ -193,18 +311,20 @@ impl Socket {
     /// (RFC 5044 §2.1). Changes with the path; on Linux it also begins at half of the peer's first
     /// window and grows with that.
     pub(crate) fn emss(&self) -> io::Result<u32> {
+        if let Some(memory) = &self.memory {
+            return Ok(memory.emss());
+        }
         // MPA-071: TCP options that every segment carries are taken off already.
-        socket2::SockRef::from(&self.0).tcp_mss()
+        socket2::SockRef::from(&self.fd).tcp_mss()
     }
 
     /// Takes over a connection that the program made itself.
     #[cfg(test)]
     pub(crate) fn from_stream(stream: TcpStream) -> io::Result<Self> {
-        let socket = Self(OwnedFd::from(stream));
-        rustix::io::ioctl_fionbio(&socket.0, true)?;
-        rustix::io::fcntl_setfd(&socket.0, rustix::io::FdFlags::CLOEXEC)?;
-        socket.quiet()?;
-        Ok(socket)
+        let fd = OwnedFd::from(stream);
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+        Self::tcp(fd)
     }
 
     /// Where a send cannot be told to raise no signal, the socket is.
@@ -214,20 +334,20 @@ impl Socket {
     )]
     fn quiet(&self) -> io::Result<()> {
         #[cfg(target_vendor = "apple")]
-        sockopt::set_socket_nosigpipe(&self.0, true)?;
+        sockopt::set_socket_nosigpipe(&self.fd, true)?;
         Ok(())
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl AsRawFd for Socket {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 

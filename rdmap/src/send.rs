@@ -236,6 +236,11 @@ impl<B> Sender<B> {
         self.queue.len()
     }
 
+    /// Changes how many Reads may be outstanding; those that are, stay so.
+    pub(crate) fn set_ord(&mut self, ord: u32) {
+        self.ord = usize::try_from(ord).unwrap_or(usize::MAX);
+    }
+
     /// Own Reads that wait for a response, without the RTR.
     pub(crate) const fn outstanding_reads(&self) -> usize {
         self.queue.outstanding()

@@ -197,6 +197,12 @@ impl<B> Stream<B> {
         self.limits.size = size;
     }
 
+    /// Changes how many Reads may be outstanding at once (ORD): not beyond what the peer has agreed to serve
+    /// ([`StreamConfig::ord`]). Those that are outstanding stay so, and one that is posted with 0 fails.
+    pub fn set_ord(&mut self, ord: u32) {
+        self.sender.set_ord(ord);
+    }
+
     /// TCP accepted so many more octets of the batches handed out. Operations complete by this.
     pub fn handle_transmitted(&mut self, octets: usize, mut now: impl Clock) {
         let position = self.framer.position();

@@ -246,6 +246,94 @@ impl QpConfig {
     }
 }
 
+/// A change to a queue pair, for [`QueuePair::modify`](crate::QueuePair::modify).
+///
+/// ```
+/// use iwarp_verbs::{Access, QpChange, QpState};
+///
+/// let change = QpChange::to(QpState::Init).remote_access(Access::REMOTE_READ);
+/// # let _ = change;
+/// let same = QpChange::from(QpState::Sqd).notify_drained();
+/// # let _ = same;
+/// ```
+///
+/// | attribute | may be changed in |
+/// |---|---|
+/// | state | see [`QueuePair::modify`](crate::QueuePair::modify) |
+/// | remote access | `Init` and `Rts`, and on the way from `Reset` to `Init` |
+/// | ORD | `Rts` |
+///
+/// Everything else is settled when the queue pair is made, or by the set-up of its connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[must_use = "nothing has changed yet"]
+pub struct QpChange {
+    pub(crate) state: Option<QpState>,
+    pub(crate) remote_access: Option<Access>,
+    pub(crate) ord: Option<u32>,
+    pub(crate) notify_drained: bool,
+}
+
+impl QpChange {
+    /// No change yet: the state stays.
+    pub const fn new() -> Self {
+        Self { state: None, remote_access: None, ord: None, notify_drained: false }
+    }
+
+    /// To this state.
+    pub const fn to(state: QpState) -> Self {
+        Self { state: Some(state), ..Self::new() }
+    }
+
+    /// What the peer may do at most from here on. When the call returns, no access goes on under the old
+    /// rights.
+    pub const fn remote_access(mut self, access: Access) -> Self {
+        self.remote_access = Some(access);
+        self
+    }
+
+    /// Reads of ours that may be outstanding (ORD), at most as many as were negotiated. Those that are on
+    /// their way are not disturbed.
+    pub const fn ord(mut self, ord: u32) -> Self {
+        self.ord = Some(ord);
+        self
+    }
+
+    /// With the state `Sqd`: an event [`SqDrained`](crate::AsyncEventKind::SqDrained) tells when everything
+    /// of the send queue has come back.
+    pub const fn notify_drained(mut self) -> Self {
+        self.notify_drained = true;
+        self
+    }
+
+    /// Refuses attributes that may not be changed in this state.
+    pub(crate) fn check(&self, from: QpState) -> Result<(), Error> {
+        use QpState::{Init, Reset, Rts, Sqd};
+        let refuse = |what| Err(Error::State { what, state: from });
+        let to = self.state.unwrap_or(from);
+        if let Some(access) = self.remote_access {
+            if !Access::REMOTE.contains(access) {
+                return Err(Error::QueuePairRights { access });
+            }
+            if !matches!((from, to), (Reset | Init, Init) | (Rts, Rts)) {
+                return refuse("change what the peer may do");
+            }
+        }
+        if self.ord.is_some() && (from, to) != (Rts, Rts) {
+            return refuse("change the ORD");
+        }
+        if self.notify_drained && (from, self.state) != (Rts, Some(Sqd)) {
+            return refuse("tell when the send queue is drained");
+        }
+        Ok(())
+    }
+}
+
+impl From<QpState> for QpChange {
+    fn from(state: QpState) -> Self {
+        Self::to(state)
+    }
+}
+
 /// What a queue pair is at this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -266,7 +354,7 @@ pub struct QpAttributes {
     pub signal_all: bool,
     /// Reads of the peer that are served at once, as negotiated (IRD); 0 before a connection.
     pub ird: u32,
-    /// Reads of ours that may be outstanding, as negotiated (ORD); 0 before a connection.
+    /// Reads of ours that may be outstanding (ORD), as negotiated or lowered since; 0 before a connection.
     pub ord: u32,
 }
 

@@ -91,6 +91,15 @@ pub enum Error {
         capacity: u32,
     },
 
+    /// A completion queue holds more completions than it is to have room for (FC-041).
+    #[error("{stored} completions are stored, which do not fit into {asked} entries")]
+    CqContent {
+        /// Entries asked for.
+        asked: u32,
+        /// Completions that wait to be polled.
+        stored: usize,
+    },
+
     /// More events were acknowledged than are to be.
     #[error("cannot acknowledge {asked} events, {left} were fetched and left unacknowledged")]
     Acknowledged {
@@ -132,6 +141,7 @@ impl Error {
             | Self::Destroyed { .. }
             | Self::State { .. }
             | Self::Acknowledged { .. }
+            | Self::CqContent { .. }
             | Self::Memory(_) => Errno::INVAL,
             Self::Busy { .. } => Errno::BUSY,
             Self::CqOverrun { .. } => Errno::IO,

@@ -36,6 +36,9 @@ pub enum AsyncEventKind {
     QpReqErr = 2,
     /// The peer, or this side, refused an access to memory.
     QpAccessErr = 3,
+    /// What was posted to the send queue before its queue pair was moved to `Sqd` has come back; raised for
+    /// who asked for it with [`QpChange::notify_drained`](crate::QpChange::notify_drained).
+    SqDrained = 5,
     /// The thread of the device cannot go on: its connections are over, and there will be no others.
     DeviceFatal = 8,
 }
@@ -55,6 +58,7 @@ impl fmt::Display for AsyncEventKind {
             Self::QpFatal => "queue pair failed",
             Self::QpReqErr => "invalid request",
             Self::QpAccessErr => "access violation",
+            Self::SqDrained => "send queue drained",
             Self::DeviceFatal => "device failed",
         })
     }
@@ -321,6 +325,7 @@ mod tests {
             (AsyncEventKind::QpFatal, 1),
             (AsyncEventKind::QpReqErr, 2),
             (AsyncEventKind::QpAccessErr, 3),
+            (AsyncEventKind::SqDrained, 5),
             (AsyncEventKind::DeviceFatal, 8),
         ];
         for (kind, value) in table {

@@ -143,7 +143,7 @@ mod users;
 mod wc;
 mod wr;
 
-pub use attr::{QpAttributes, QpCaps, QpConfig, QpState};
+pub use attr::{QpAttributes, QpCaps, QpChange, QpConfig, QpState};
 pub use channel::{CompletionChannel, CqEvent};
 pub use config::{ConfigError, DeviceConfig, DeviceLimits};
 pub use cq::CompletionQueue;

@@ -87,7 +87,8 @@ pub(crate) struct CqInner {
     me: Weak<Self>,
     pub(crate) device: Use<DeviceInner>,
     number: u32,
-    capacity: u32,
+    /// Changed with the ring locked.
+    capacity: AtomicU32,
     ring: Gate<Ring>,
     /// Entries of the ring, for polls to see without a lock that there are none.
     stored: AtomicU32,
@@ -127,21 +128,14 @@ impl CqInner {
         entries: u32,
         channel: Option<Use<ChannelInner>>,
     ) -> Result<Arc<Self>, Error> {
-        let max = device.config.limits.max_cqe;
-        if entries == 0 {
-            return Err(Error::Empty { what: "completion queue" });
-        }
-        if entries > max {
-            let what = "completion queue entries";
-            return Err(Error::Limit { what, asked: entries.into(), max: max.into() });
-        }
+        check_size(device, entries)?;
         let number = device.number_cq();
         let device = Use::begin(device, User::CompletionQueue)?;
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             device,
             number,
-            capacity: entries,
+            capacity: AtomicU32::new(entries),
             ring: Gate::new(Ring::new(entries)),
             stored: AtomicU32::new(0),
             armed: Armed::new(),
@@ -265,6 +259,28 @@ impl CqInner {
         &self.unacked
     }
 
+    fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    fn resize(&self, entries: u32) -> Result<(), Error> {
+        check_size(&self.device, entries)?;
+        if self.is_destroyed() {
+            return Err(Error::Destroyed { what: "completion queue" });
+        }
+        // Whoever pushes comes before or after: it finds the old size or the new one, and no completion moves.
+        let mut ring = self.ring.lock();
+        if ring.has_overrun() {
+            return Err(Error::CqOverrun { capacity: self.capacity() });
+        }
+        if ring.len() > usize::try_from(entries).unwrap_or(usize::MAX) {
+            return Err(Error::CqContent { asked: entries, stored: ring.len() });
+        }
+        ring.resize(entries);
+        self.capacity.store(entries, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn members(&self) -> &Members {
         &self.members
     }
@@ -331,7 +347,7 @@ impl CqInner {
     pub(crate) fn check_overrun(&self) -> Result<(), Error> {
         let ring = self.ring.lock();
         if ring.has_overrun() {
-            return Err(Error::CqOverrun { capacity: self.capacity });
+            return Err(Error::CqOverrun { capacity: self.capacity() });
         }
         Ok(())
     }
@@ -341,6 +357,19 @@ impl CqInner {
         let missed = self.lease.missed();
         self.members.drive_active(missed, || !self.seems_empty());
     }
+}
+
+/// Refuses a size that the device does not offer (FC-043).
+fn check_size(device: &DeviceInner, entries: u32) -> Result<(), Error> {
+    let max = device.config.limits.max_cqe;
+    if entries == 0 {
+        return Err(Error::Empty { what: "completion queue" });
+    }
+    if entries > max {
+        let what = "completion queue entries";
+        return Err(Error::Limit { what, asked: entries.into(), max: max.into() });
+    }
+    Ok(())
 }
 
 /// Tells those who wait for places, with the ring unlocked.
@@ -434,7 +463,19 @@ impl CompletionQueue {
     /// Completions it can hold.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.0.capacity
+        self.0.capacity()
+    }
+
+    /// Changes how many completions it can hold, at any time, also while some arrive (FC-041): none is lost
+    /// and their order stays. It can hold exactly `entries` from here on.
+    ///
+    /// # Errors
+    /// [`Error::CqContent`] if it holds more at this moment; [`Error::Limit`] beyond
+    /// [`DeviceLimits::max_cqe`](crate::DeviceLimits::max_cqe), [`Error::Empty`] for 0;
+    /// [`Error::CqOverrun`] if a completion was lost already, [`Error::Destroyed`] if the queue is
+    /// destroyed. Then nothing has changed.
+    pub fn resize(&self, entries: u32) -> Result<(), Error> {
+        self.0.resize(entries)
     }
 
     /// Completions that wait to be polled. Connections are not looked at.

@@ -30,6 +30,8 @@ bitflags::bitflags! {
         const INPUT = 1 << 11;
         /// The device fails: send a Terminate 0/2/08.
         const DEVICE_FATAL = 1 << 12;
+        /// Tell when nothing of the send queue is left.
+        const TELL_DRAINED = 1 << 13;
         /// Panic, to see what survives.
         #[cfg(test)]
         const PANIC = 1 << 31;

@@ -136,7 +136,7 @@ impl Driver {
     }
 
     /// Whether the thread has been started, and goes on.
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.live().is_some()
     }
 

@@ -21,6 +21,7 @@ use super::scratch::{RX_LEN, Scratch};
 use super::tx::{Sent, Tx};
 use super::verdict::{self, Verdict};
 use super::{Caller, Progress};
+use crate::event::AsyncEventKind;
 use crate::qp::state::QpEvent;
 use crate::qp::wqe::Wqe;
 use crate::qp::{Ending, QpInner};
@@ -69,6 +70,8 @@ pub(crate) struct Link {
     reset: bool,
     /// Events taken from the stream ahead of their turn.
     foreseen: VecDeque<Event<Wqe>>,
+    /// The program is to be told when nothing of the send queue is left.
+    tell_drained: bool,
     /// What the program is told of the end, once a Terminate has decided it.
     verdict: Option<Verdict>,
 }
@@ -147,6 +150,7 @@ impl Link {
             ended: None,
             reset: false,
             foreseen: VecDeque::new(),
+            tell_drained: false,
             verdict: None,
         })
     }
@@ -340,10 +344,13 @@ impl Link {
             self.stream.close(clock.now());
             self.resort = clock.now().checked_add(close_limit(qp.device.config.user_timeout));
         }
+        self.tell_drained |= asked.contains(Asked::TELL_DRAINED);
         if asked.intersects(Asked::DISCONNECT | Asked::ABANDON) {
             self.stream.disconnect(clock.now());
         }
         if asked.contains(Asked::OVERRUN) {
+            // Also where no Terminate may be sent. // MPA-029
+            self.verdict.get_or_insert(Some(AsyncEventKind::QpFatal));
             self.stream.terminate(TerminateCode::STREAM_CATASTROPHIC, clock.now());
         }
         if asked.contains(Asked::DEVICE_FATAL) {
@@ -519,6 +526,10 @@ impl Link {
             reporter.flush_sends(qp, incoming, out);
             qp.sq.take(incoming);
             reporter.flush_sends(qp, incoming, out);
+        }
+        if self.tell_drained && self.submitted == 0 && !qp.sq.any() && incoming.is_empty() {
+            self.tell_drained = false;
+            out.raise(AsyncEventKind::SqDrained);
         }
         if !state.receives() && self.taken == 0 {
             reporter.flush_receives(qp, out);

@@ -56,7 +56,7 @@ use self::report::Reporter;
 use crate::attr::QpState;
 use crate::event::AsyncEventKind;
 use crate::qp::QpInner;
-use crate::qp::state::QpEvent;
+use crate::qp::state::{Action as QpAction, QpEvent};
 use crate::qp::wqe::Wqe;
 use crate::stats::QpStats;
 
@@ -121,6 +121,13 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
+    /// Changes how many Reads and Atomics of ours may be outstanding.
+    pub(crate) fn set_ord(&mut self, ord: u32) {
+        if let Some(link) = &mut self.link {
+            link.stream.set_ord(ord);
+        }
+    }
+
     /// Whether a connection exists.
     pub(crate) fn is_connected(&self) -> bool {
         self.link.is_some()
@@ -354,12 +361,24 @@ impl Engine {
             if let Some(operation) = posted.take() {
                 qp.sq.append([operation]);
             }
+            if asked.contains(Asked::OVERRUN)
+                && qp.state.step(QpEvent::Modify(QpState::Err)) == Ok(QpAction::Flush)
+            {
+                // One that was never connected cannot report any more either. // FC-042
+                out.raise(AsyncEventKind::QpFatal);
+            }
+            if asked.contains(Asked::TELL_DRAINED) {
+                out.raise(AsyncEventKind::SqDrained);
+            }
             if self.abandoned {
                 self.reporter.silence();
                 self.flush(qp, out);
                 qp.release();
             } else if qp.state.get() == QpState::Err {
                 self.flush(qp, out);
+                if qp.closed.total_listeners() > 0 {
+                    out.flushed();
+                }
             }
             return Progress::default();
         };

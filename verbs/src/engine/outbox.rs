@@ -25,7 +25,12 @@ pub(crate) struct Outbox {
 /// Something to tell others about the connection.
 enum Notice {
     Established,
-    Closed { cause: CloseCause, clean: bool },
+    Closed {
+        cause: CloseCause,
+        clean: bool,
+    },
+    /// What was posted to a queue pair without a connection has come back.
+    Flushed,
     Async(AsyncEventKind),
 }
 
@@ -36,6 +41,10 @@ impl Outbox {
 
     pub(super) fn closed(&mut self, cause: CloseCause, clean: bool) {
         self.notices.push(Notice::Closed { cause, clean });
+    }
+
+    pub(super) fn flushed(&mut self) {
+        self.notices.push(Notice::Flushed);
     }
 
     pub(super) fn raise(&mut self, kind: AsyncEventKind) {
@@ -90,6 +99,9 @@ impl Notice {
                 if let Some(observer) = observer {
                     observer.closed(&cause, clean);
                 }
+                qp.closed.notify(usize::MAX);
+            }
+            Self::Flushed => {
                 qp.closed.notify(usize::MAX);
             }
             Self::Async(kind) => qp.device.events().raise_qp(kind, qp.name(), || qp.is_gone()),

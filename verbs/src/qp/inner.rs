@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use super::number::Number;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
-use super::state::{Action, QpEvent, StateCell};
+use super::state::{Action, QpEvent, StateCell, transition};
 use super::{QpHandle, WeakQueuePair};
-use crate::attr::{QpAttributes, QpCaps, QpConfig, QpState};
+use crate::attr::{QpAttributes, QpCaps, QpChange, QpConfig, QpState};
 use crate::cq::CqInner;
 use crate::device::DeviceInner;
 use crate::engine::driver::Driver;
@@ -41,7 +41,7 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     pub(crate) signal_all: bool,
     /// What the queue pair itself lets its peer do.
-    pub(crate) remote_access: Access,
+    remote_access: AtomicU32,
     /// Whether its peer may revoke keys.
     pub(crate) remote_invalidate: bool,
     /// Whether the messages of RFC 7306 are used and served.
@@ -89,6 +89,8 @@ struct Connection {
     /// Reads of the peer, and own ones, that may be outstanding.
     ird: u32,
     ord: u32,
+    /// What was negotiated.
+    ord_max: u32,
     /// Not there while all is well: most connections are idle, and there may be ten thousand.
     end: Option<Box<End>>,
 }
@@ -136,7 +138,7 @@ impl QpInner {
             recv_cq: Arc::clone(recv_cq.inner()),
             caps: *caps,
             signal_all: *signal_all,
-            remote_access: *remote_access,
+            remote_access: AtomicU32::new(remote_access.bits()),
             remote_invalidate: *remote_invalidate,
             extensions: *extensions && pd.device.config.extensions,
             sq: SendQueue::new(caps.max_send_wr),
@@ -160,6 +162,10 @@ impl QpInner {
         });
         qp.send_cq.attach(&qp);
         qp.recv_cq.attach(&qp);
+        // One that breaks from here on knows this queue pair.
+        if qp.check_queues().is_err() {
+            qp.overrun();
+        }
         Ok(qp)
     }
 
@@ -183,13 +189,18 @@ impl QpInner {
             state: self.state.get(),
             number: self.number,
             caps: self.caps,
-            remote_access: self.remote_access,
+            remote_access: self.remote_access(),
             remote_invalidate: self.remote_invalidate,
             extensions: self.extensions,
             signal_all: self.signal_all,
             ird,
             ord,
         }
+    }
+
+    /// What the peer may do at most.
+    fn remote_access(&self) -> Access {
+        Access::from_bits_retain(self.remote_access.load(Ordering::Relaxed))
     }
 
     /// Key of the socket in sets of sockets.
@@ -205,7 +216,7 @@ impl QpInner {
     pub(crate) fn peer(&self) -> Peer {
         Peer {
             domain: self.domain,
-            rights: self.remote_access,
+            rights: self.remote_access(),
             invalidates: self.remote_invalidate,
         }
     }
@@ -269,7 +280,7 @@ impl QpInner {
             self.recv_cq.socket_added(self, &socket);
             *self.observer.lock() = observer;
             let Negotiated { ird, ord, .. } = *negotiated;
-            *self.connection.lock() = Connection { ird, ord, end: None };
+            *self.connection.lock() = Connection { ird, ord, ord_max: ord, end: None };
             engine.connect(Link::new(socket, stream, leftover, sizes, self.driver()));
         }
         self.device.counters.connections.count();
@@ -303,10 +314,22 @@ impl QpInner {
         self.change(QpEvent::Modify(QpState::Err));
     }
 
-    /// A completion queue of this queue pair has overrun. Never blocks, and runs no pass here.
+    /// A completion queue of this queue pair has overrun. Never blocks, and runs no pass over a connection
+    /// here.
     pub(crate) fn overrun(self: &Arc<Self>) {
         self.ask(Asked::OVERRUN);
-        self.driver().schedule(self);
+        if self.driver().is_running() {
+            self.driver().schedule(self);
+        } else {
+            self.drive(Caller::Post);
+        }
+    }
+
+    /// # Errors
+    /// [`Error::CqOverrun`] if a completion queue has overrun.
+    fn check_queues(&self) -> Result<(), Error> {
+        self.send_cq.check_overrun()?;
+        self.recv_cq.check_overrun()
     }
 
     /// Takes a step of the state table and does what it says.
@@ -328,19 +351,72 @@ impl QpInner {
         self.drive(Caller::Post);
     }
 
-    /// Moves to a state by hand.
-    pub(super) fn modify(self: &Arc<Self>, to: QpState) -> Result<(), Error> {
+    /// Changes state or attributes, all or nothing.
+    pub(super) fn modify(self: &Arc<Self>, change: &QpChange) -> Result<(), Error> {
         if self.is_gone() {
             return Err(Error::Destroyed { what: "queue pair" });
         }
         let refused = |state| Error::State { what: "change the state of the queue pair", state };
-        if to == QpState::Reset {
+        if change.state == Some(QpState::Init) {
+            self.check_queues()?;
+        }
+        if change.state == Some(QpState::Reset) {
+            change.check(self.state.get())?;
             return self.reset();
         }
         self.send_gathered();
-        let action = self.state.step(QpEvent::Modify(to)).map_err(refused)?;
-        self.act(action);
+        {
+            // With no pass running, so that none goes on under what was before.
+            let mut engine = self.engine.lock();
+            let from = self.state.get();
+            change.check(from)?;
+            if let Some(to) = change.state
+                && transition(from, QpEvent::Modify(to)).is_err()
+            {
+                return Err(refused(from));
+            }
+            if let Some(ord) = change.ord {
+                let mut connection = self.connection.lock();
+                if ord > connection.ord_max {
+                    let (asked, max) = (ord.into(), connection.ord_max.into());
+                    return Err(Error::Limit { what: "outstanding Reads (ORD)", asked, max });
+                }
+                connection.ord = ord;
+                engine.set_ord(ord);
+            }
+            if let Some(access) = change.remote_access {
+                self.remote_access.store(access.bits(), Ordering::Relaxed);
+            }
+        }
+        if let Some(to) = change.state {
+            let action = self.state.step(QpEvent::Modify(to)).map_err(refused)?;
+            if change.notify_drained {
+                self.ask(Asked::TELL_DRAINED);
+            }
+            self.act(action);
+        }
+        if change.ord.is_some() {
+            // Reads may have waited for it.
+            self.drive(Caller::Post);
+        }
         Ok(())
+    }
+
+    /// Resolves when nothing is left that was posted, in `Err`.
+    pub(super) async fn drained(&self) -> Result<(), Error> {
+        loop {
+            let closed = self.closed.listen();
+            {
+                let engine = self.engine.lock();
+                if self.is_gone() {
+                    return Err(Error::Destroyed { what: "queue pair" });
+                }
+                if !engine.is_connected() && self.sq.is_empty() && self.rq.is_empty() {
+                    return Ok(());
+                }
+            }
+            closed.await;
+        }
     }
 
     /// Back to a fresh queue pair, if nothing is outstanding and no connection is left.
@@ -385,6 +461,7 @@ impl QpInner {
         // What is framed already is still to be sent, and the connection to be closed.
         self.driver().schedule(self);
         released();
+        self.closed.notify(usize::MAX);
         self.device.forget_qp_events(self.number);
         self.device.wait_qp_acked(self.number);
         Ok(())

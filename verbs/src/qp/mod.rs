@@ -21,11 +21,12 @@ pub(crate) mod wqe;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 pub use self::inner::Ending;
 pub(crate) use self::inner::QpInner;
 use self::wqe::Reply;
-use crate::attr::{QpAttributes, QpConfig, QpState};
+use crate::attr::{QpAttributes, QpChange, QpConfig, QpState};
 use crate::cq::CompletionQueue;
 use crate::error::Error;
 use crate::pd::{PdInner, ProtectionDomain};
@@ -139,14 +140,42 @@ impl QueuePair {
         self.inner().ending()
     }
 
-    /// Moves it to a state by hand.
+    /// Changes it: its state, what its peer may do, or its ORD.
     ///
-    /// `Err` resets the connection and flushes; `Sqd` is [`disconnect`](Self::disconnect); `Sqe` sends a
-    /// Terminate; `Reset` is possible once everything is flushed, and `Init` from there, after which the
-    /// queue pair can be connected anew. Everything else is refused: connecting is the connection
+    /// States: `Err` resets the connection and flushes; `Sqd` is [`disconnect`](Self::disconnect); `Sqe`
+    /// sends a Terminate; `Reset` is possible once everything is flushed, and `Init` from there, after which
+    /// the queue pair can be connected anew. Everything else is refused: connecting is the connection
     /// manager's business.
-    pub fn modify(&self, to: QpState) -> Result<(), Error> {
-        self.inner().modify(to)
+    ///
+    /// # Errors
+    /// [`Error::State`] if the state does not allow it; [`Error::Busy`] for `Reset` while a connection or
+    /// requests are left; [`Error::Limit`] for an ORD beyond the negotiated one;
+    /// [`Error::QueuePairRights`]; [`Error::CqOverrun`] for `Init` with a broken completion queue;
+    /// [`Error::Destroyed`]. Then nothing has changed.
+    pub fn modify(&self, change: impl Into<QpChange>) -> Result<(), Error> {
+        self.inner().modify(&change.into())
+    }
+
+    /// Moves it to `Err` and waits until everything that was posted has come back: as a completion in its
+    /// queue, not necessarily polled. At most for `timeout` if there is one; `false` when the time is over.
+    ///
+    /// Blocks the calling thread, for moments only: nothing is waited for from the peer. Needs no room in
+    /// the work queues. What is posted meanwhile is flushed as well.
+    ///
+    /// # Errors
+    /// [`Error::Destroyed`].
+    pub fn drain(&self, timeout: impl Into<Option<Duration>>) -> Result<bool, Error> {
+        crate::aio::wait(self.drained(), timeout)
+            .map_or(Ok(false), |drained| drained.map(|()| true))
+    }
+
+    /// [`drain`](Self::drain) for tasks. Works in any runtime. A dropped call leaves the queue pair in `Err`.
+    ///
+    /// # Errors
+    /// [`Error::Destroyed`].
+    pub async fn drained(&self) -> Result<(), Error> {
+        self.modify(QpState::Err)?;
+        self.inner().drained().await
     }
 
     /// Ends the connection: the FPDU in flight is finished, what else is posted is flushed, and TCP is

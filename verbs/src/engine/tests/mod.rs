@@ -13,6 +13,7 @@ mod post;
 mod progress;
 mod prop;
 mod stall;
+mod states;
 
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};

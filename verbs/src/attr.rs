@@ -6,6 +6,7 @@ use crate::cq::CompletionQueue;
 use crate::device::DeviceLimits;
 use crate::error::Error;
 use crate::mem::Access;
+use crate::srq::SharedReceiveQueue;
 
 /// State of a queue pair. The integers are those of `enum ibv_qp_state`.
 ///
@@ -130,6 +131,8 @@ pub struct QpConfig {
     pub(crate) remote_access: Access,
     pub(crate) remote_invalidate: bool,
     pub(crate) extensions: bool,
+    pub(crate) srq: Option<SharedReceiveQueue>,
+    pub(crate) max_shared_receives: Option<u32>,
 }
 
 impl QpConfig {
@@ -146,6 +149,8 @@ impl QpConfig {
             remote_access: Access::REMOTE_WRITE | Access::REMOTE_READ,
             remote_invalidate: true,
             extensions: true,
+            srq: None,
+            max_shared_receives: None,
         }
     }
 
@@ -237,8 +242,28 @@ impl QpConfig {
         self
     }
 
+    /// Takes receives from `srq`, which may be of another protection domain of the same device. There is no
+    /// receive queue then: its sizes are 0, and nothing can be posted to it.
+    #[must_use]
+    pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
+        self
+    }
+
+    /// Receives of the shared queue that it may hold: those that messages of its peer are in, until their
+    /// completions have been polled. At the bound the peer is held back as if there were no receive, so that
+    /// it cannot take those of the others (RFC 5042 §6.4.3, SEC-12). At least 1; by default there is no bound.
+    #[must_use]
+    pub const fn max_shared_receives(mut self, receives: u32) -> Self {
+        self.max_shared_receives = Some(receives);
+        self
+    }
+
     /// Refuses what the device does not offer.
     pub(crate) fn check(&self, limits: &DeviceLimits) -> Result<(), Error> {
+        if self.max_shared_receives == Some(0) {
+            return Err(Error::Empty { what: "share of a shared receive queue" });
+        }
         if !Access::REMOTE.contains(self.remote_access) {
             return Err(Error::QueuePairRights { access: self.remote_access });
         }
@@ -356,6 +381,9 @@ pub struct QpAttributes {
     pub ird: u32,
     /// Reads of ours that may be outstanding (ORD), as negotiated or lowered since; 0 before a connection.
     pub ord: u32,
+    /// Receives of a shared queue that it holds: being filled, or completed and not yet polled (SEC-12). `None`
+    /// with a receive queue of its own.
+    pub receives_held: Option<u32>,
 }
 
 #[cfg(test)]

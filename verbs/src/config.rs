@@ -19,6 +19,8 @@ pub(crate) const READ_DEPTH_MAX: u16 = 255;
 pub struct DeviceLimits {
     /// Requests on one work queue. Default 32,768, at most 2,147,483,647.
     pub max_qp_wr: u32,
+    /// Receives in one shared receive queue. Default 1,048,576, at most 2,147,483,647.
+    pub max_srq_wr: u32,
     /// Elements of one request, Reads included. Default 16.
     pub max_sge: u32,
     /// Entries of one completion queue. Default 4,194,304. Memory is taken as entries are used.
@@ -29,7 +31,13 @@ pub struct DeviceLimits {
 
 impl Default for DeviceLimits {
     fn default() -> Self {
-        Self { max_qp_wr: 32_768, max_sge: 16, max_cqe: 1 << 22, max_inline_data: 512 }
+        Self {
+            max_qp_wr: 32_768,
+            max_srq_wr: 1 << 20,
+            max_sge: 16,
+            max_cqe: 1 << 22,
+            max_inline_data: 512,
+        }
     }
 }
 
@@ -303,6 +311,9 @@ impl DeviceConfig {
         if self.limits.max_qp_wr > WR_MAX {
             return refuse("max_qp_wr", self.limits.max_qp_wr.into(), "at most 2147483647");
         }
+        if self.limits.max_srq_wr > WR_MAX {
+            return refuse("max_srq_wr", self.limits.max_srq_wr.into(), "at most 2147483647");
+        }
         if self.limits.max_sge > SGE_MAX {
             return refuse("max_sge", self.limits.max_sge.into(), "at most 16");
         }
@@ -365,6 +376,8 @@ mod tests {
         assert_eq!(refused(DeviceConfig::default().limits(limits)), "max_sge");
         let limits = DeviceLimits { max_qp_wr: 1 << 31, ..DeviceLimits::default() };
         assert_eq!(refused(DeviceConfig::default().limits(limits)), "max_qp_wr");
+        let limits = DeviceLimits { max_srq_wr: 1 << 31, ..DeviceLimits::default() };
+        assert_eq!(refused(DeviceConfig::default().limits(limits)), "max_srq_wr");
         assert_eq!(refused(DeviceConfig::default().memory_budget((1 << 20) - 1)), "memory_budget");
         let second = Duration::from_secs(1);
         let keepalive = |idle, interval, count| {

@@ -39,6 +39,8 @@ pub(crate) struct DeviceInner {
     users: Users,
     /// Number of the next completion queue, for logs.
     next_cq: AtomicU32,
+    /// Number of the next shared receive queue, for logs.
+    next_srq: AtomicU32,
 }
 
 impl DeviceInner {
@@ -55,6 +57,7 @@ impl DeviceInner {
             events,
             next_cq: AtomicU32::new(0),
             users: Users::default(),
+            next_srq: AtomicU32::new(0),
             config,
         }))
     }
@@ -86,6 +89,10 @@ impl DeviceInner {
 
     pub(crate) fn number_cq(&self) -> u32 {
         self.next_cq.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn number_srq(&self) -> u32 {
+        self.next_srq.fetch_add(1, Ordering::Relaxed)
     }
 }
 

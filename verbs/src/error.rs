@@ -35,6 +35,17 @@ pub enum Error {
         what: &'static str,
     },
 
+    /// Less was asked for than is in use already.
+    #[error("{asked} {what} asked for, {needed} are in use")]
+    TooSmall {
+        /// The attribute, in words.
+        what: &'static str,
+        /// The value asked for.
+        asked: u64,
+        /// The least value possible at present.
+        needed: u64,
+    },
+
     /// A completion queue was armed that has no channel to tell.
     #[error("the completion queue was made without a completion channel")]
     NoChannel,
@@ -135,6 +146,7 @@ impl Error {
             Self::Config(_)
             | Self::Limit { .. }
             | Self::Empty { .. }
+            | Self::TooSmall { .. }
             | Self::NoChannel
             | Self::QueuePairRights { .. }
             | Self::ForeignDevice { .. }

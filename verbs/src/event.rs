@@ -21,6 +21,7 @@ pub(crate) use self::ack::{Ack, Unacked};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::Error;
 use crate::qp::WeakQueuePair;
+use crate::srq::{SharedReceiveQueue, SrqHandle};
 use crate::sys::{Notifier, wait_readable};
 
 /// What happened. The integers are those of `enum ibv_event_type`.
@@ -41,6 +42,16 @@ pub enum AsyncEventKind {
     SqDrained = 5,
     /// The thread of the device cannot go on: its connections are over, and there will be no others.
     DeviceFatal = 8,
+    /// A shared receive queue has failed. Never raised: it is memory of this process, and whatever is wrong with
+    /// one of its receives ends the queue pair that took it, and no other.
+    SrqErr = 14,
+    /// A shared receive queue has fewer receives left than its limit, which has to be
+    /// [set](crate::SharedReceiveQueue::modify) again to be told once more.
+    SrqLimitReached = 15,
+    /// A queue pair with a shared receive queue is in error and takes no receive any more: the completions
+    /// of those that it took are in its queue (FC-074). Once for each time that it gets into error, also
+    /// if it had none.
+    QpLastWqeReached = 16,
 }
 
 impl AsyncEventKind {
@@ -60,6 +71,9 @@ impl fmt::Display for AsyncEventKind {
             Self::QpAccessErr => "access violation",
             Self::SqDrained => "send queue drained",
             Self::DeviceFatal => "device failed",
+            Self::SrqErr => "shared receive queue failed",
+            Self::SrqLimitReached => "shared receive queue below its limit",
+            Self::QpLastWqeReached => "last receive of a queue pair reached",
         })
     }
 }
@@ -72,6 +86,8 @@ pub enum EventSource {
     QueuePair(WeakQueuePair),
     /// This completion queue.
     CompletionQueue(CompletionQueue),
+    /// This shared receive queue.
+    SharedReceiveQueue(SharedReceiveQueue),
     /// The device itself.
     Device,
 }
@@ -82,7 +98,7 @@ impl EventSource {
     pub fn queue_pair_number(&self) -> Option<u32> {
         match self {
             Self::QueuePair(qp) => Some(qp.number()),
-            Self::CompletionQueue(_) | Self::Device => None,
+            Self::CompletionQueue(_) | Self::SharedReceiveQueue(_) | Self::Device => None,
         }
     }
 }
@@ -148,6 +164,7 @@ struct Queued {
 enum QueuedSource {
     QueuePair(WeakQueuePair),
     CompletionQueue(Weak<CqInner>),
+    SharedReceiveQueue(Weak<SrqHandle>),
     Device,
 }
 
@@ -173,6 +190,17 @@ impl AsyncEvents {
 
     pub(crate) fn raise_cq(&self, kind: AsyncEventKind, cq: Weak<CqInner>) {
         self.raise_unless(Queued { kind, source: QueuedSource::CompletionQueue(cq) }, || false);
+    }
+
+    /// Raises an event about a shared receive queue, unless `gone` says, with the events locked, that it was
+    /// destroyed.
+    pub(crate) fn raise_srq(
+        &self,
+        kind: AsyncEventKind,
+        srq: Weak<SrqHandle>,
+        gone: impl FnOnce() -> bool,
+    ) {
+        self.raise_unless(Queued { kind, source: QueuedSource::SharedReceiveQueue(srq) }, gone);
     }
 
     /// Raises an event about the device.
@@ -214,6 +242,13 @@ impl AsyncEvents {
                     let ack = cq.unacked().issue();
                     (EventSource::CompletionQueue(CompletionQueue::from_inner(cq)), ack)
                 }
+                QueuedSource::SharedReceiveQueue(srq) => {
+                    drop(state);
+                    let Some(srq) = srq.upgrade() else { continue };
+                    let Some(ack) = srq.issue_ack() else { continue };
+                    let srq = SharedReceiveQueue::from_handle(srq);
+                    (EventSource::SharedReceiveQueue(srq), ack)
+                }
                 QueuedSource::Device => (EventSource::Device, Ack::none()),
             };
             return Ok(Some(AsyncEvent { kind, source, ack }));
@@ -254,6 +289,13 @@ impl AsyncEvents {
     pub(crate) fn forget_cq(&self, cq: &CqInner) {
         self.forget(|source| {
             matches!(source, QueuedSource::CompletionQueue(of) if std::ptr::eq(of.as_ptr(), cq))
+        });
+    }
+
+    /// Drops what was not fetched about a shared receive queue that is being destroyed.
+    pub(crate) fn forget_srq(&self, srq: &SrqHandle) {
+        self.forget(|source| {
+            matches!(source, QueuedSource::SharedReceiveQueue(of) if std::ptr::eq(of.as_ptr(), srq))
         });
     }
 
@@ -327,6 +369,9 @@ mod tests {
             (AsyncEventKind::QpAccessErr, 3),
             (AsyncEventKind::SqDrained, 5),
             (AsyncEventKind::DeviceFatal, 8),
+            (AsyncEventKind::SrqErr, 14),
+            (AsyncEventKind::SrqLimitReached, 15),
+            (AsyncEventKind::QpLastWqeReached, 16),
         ];
         for (kind, value) in table {
             assert_eq!(kind.value(), value, "{kind:?}");

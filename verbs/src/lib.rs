@@ -12,6 +12,7 @@
 //!
 //! ```text
 //!  Device ─┬─ ProtectionDomain ─┬─ MemoryRegion ── MrSlice        what may be touched, and by whom
+//!          │                    ├─ SharedReceiveQueue             receives for many queue pairs
 //!          │                    └─ QueuePair ◄── cm: connection   a send queue and a receive queue
 //!          ├─ CompletionQueue ◄────────┘                          where finished requests are reported
 //!          └─ CompletionChannel                                   a descriptor that tells of them
@@ -136,6 +137,7 @@ pub mod micro;
 mod network;
 mod pd;
 mod qp;
+mod srq;
 mod stats;
 mod sync;
 mod sys;
@@ -159,6 +161,7 @@ pub use mem::{
 pub use network::{ConnectionReport, Cuts, Direction, Faults, Loss, MemoryNetwork};
 pub use pd::ProtectionDomain;
 pub use qp::{Ending, QueuePair, WeakQueuePair};
+pub use srq::{SharedReceiveQueue, SrqAttributes, SrqChange, SrqConfig};
 pub use stats::{DeviceStats, QpStats};
 pub use wc::{FailedCompletion, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{

@@ -8,6 +8,7 @@ use crate::device::{Device, DeviceInner};
 use crate::error::Error;
 use crate::mem::{Domain, MemoryError, PdId};
 use crate::qp::QueuePair;
+use crate::srq::{SharedReceiveQueue, SrqConfig};
 use crate::users::{Use, Used, User, Users};
 
 /// A protection domain: queue pairs made from it can use the memory registered in it, and no other; so can
@@ -59,8 +60,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`Error::Limit`] if more is asked for than the device offers; [`Error::ForeignDevice`] if a
-    /// completion queue belongs to another one; [`Error::Destroyed`] if the domain, its device or a
-    /// completion queue is gone; [`Error::CqOverrun`] if one has overrun.
+    /// completion queue or the shared receive queue belongs to another one; [`Error::Destroyed`] if the domain,
+    /// its device or one of them is gone; [`Error::CqOverrun`] if a completion queue has overrun.
     pub fn create_qp(&self, config: &QpConfig) -> Result<QueuePair, Error> {
         let device = &self.0.device;
         config.check(&device.config.limits)?;
@@ -70,7 +71,21 @@ impl ProtectionDomain {
         let pd = Use::begin(&self.0, User::QueuePair)?;
         let _hold_send = hold(device, &config.send_cq, "send completion queue")?;
         let _hold_recv = hold(device, &config.recv_cq, "receive completion queue")?;
+        if let Some(srq) = &config.srq
+            && !Arc::ptr_eq(srq.inner().device(), device)
+        {
+            return Err(Error::ForeignDevice { what: "shared receive queue" });
+        }
         QueuePair::create(pd, config)
+    }
+
+    /// Makes a shared receive queue for memory of this domain. Takes memory as receives are posted.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if more is asked for than the device offers, or a limit beyond the size;
+    /// [`Error::Empty`] for a size of 0.
+    pub fn create_srq(&self, config: &SrqConfig) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::create(&self.0, config)
     }
 
     /// The device.
@@ -85,7 +100,7 @@ impl ProtectionDomain {
     /// up whether it has. What has been destroyed or deregistered does not count, though handles to it are left.
     ///
     /// # Errors
-    /// [`Error::Busy`] while queue pairs or regions use it, with the kind that has to go first;
+    /// [`Error::Busy`] while queue pairs, shared receive queues or regions use it, with the kind that has to go first;
     /// [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
         self.0.users.destroy(PdInner::WHAT)?;

@@ -14,6 +14,7 @@ pub(crate) enum User {
     Listener,
     EventChannel,
     QueuePair,
+    SharedReceiveQueue,
     MemoryRegion,
     CompletionQueue,
     CompletionChannel,
@@ -21,10 +22,11 @@ pub(crate) enum User {
 }
 
 impl User {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Listener,
         Self::EventChannel,
         Self::QueuePair,
+        Self::SharedReceiveQueue,
         Self::MemoryRegion,
         Self::CompletionQueue,
         Self::CompletionChannel,
@@ -37,6 +39,7 @@ impl User {
             Self::Listener => ("listener", "listeners"),
             Self::EventChannel => ("event channel", "event channels"),
             Self::QueuePair => ("queue pair", "queue pairs"),
+            Self::SharedReceiveQueue => ("shared receive queue", "shared receive queues"),
             Self::MemoryRegion => ("memory region", "memory regions"),
             Self::CompletionQueue => ("completion queue", "completion queues"),
             Self::CompletionChannel => ("completion channel", "completion channels"),

@@ -364,8 +364,8 @@ impl RecvRequest {
 
     /// All that posting checks besides the state of the queue pair and the room in its queue. Returns
     /// the octets that fit.
-    pub(crate) fn check(&self, caps: &QpCaps, domain: PdId) -> Result<u64, PostErrorCause> {
-        check_elements(&self.payload, caps.max_recv_sge, domain, Access::LOCAL_WRITE)?;
+    pub(crate) fn check(&self, max_sge: u32, domain: PdId) -> Result<u64, PostErrorCause> {
+        check_elements(&self.payload, max_sge, domain, Access::LOCAL_WRITE)?;
         Ok(self.payload.len())
     }
 }

@@ -4,8 +4,8 @@
 
 use iwarp_verbs::{
     Access, CompletionQueue, Device, DeviceConfig, DeviceLimits, Error, PostErrorCause,
-    ProtectionDomain, QpCaps, QpConfig, QpState, QueuePair, RecvRequest, SendRequest, WcOpcode,
-    WcStatus,
+    ProtectionDomain, QpCaps, QpConfig, QpState, QueuePair, RecvRequest, SendRequest, SrqConfig,
+    WcOpcode, WcStatus,
 };
 use proptest::prelude::*;
 
@@ -111,7 +111,13 @@ proptest! {
 /// SEC-17, FC-071, FC-043: each limit of the device holds, and one more is refused when the object is made.
 #[test]
 fn the_limits_of_the_device_are_usable() {
-    let limits = DeviceLimits { max_qp_wr: 300, max_sge: 5, max_cqe: 700, max_inline_data: 33 };
+    let limits = DeviceLimits {
+        max_qp_wr: 300,
+        max_srq_wr: 400,
+        max_sge: 5,
+        max_cqe: 700,
+        max_inline_data: 33,
+    };
     let device = Device::open(DeviceConfig::default().limits(limits)).unwrap();
     assert_eq!(device.attributes().limits, limits);
     let cq = device.create_cq(700).unwrap();
@@ -135,6 +141,20 @@ fn the_limits_of_the_device_are_usable() {
         QpCaps { max_inline_data: 34, ..most },
     ] {
         let error = pd.create_qp(&QpConfig::new(&cq).caps(more)).unwrap_err();
+        assert!(matches!(error, Error::Limit { .. }), "{more:?}: {error}");
+        assert_eq!(error.errno(), 22);
+    }
+    let most = SrqConfig { max_wr: 400, max_sge: 5, limit: 400 };
+    let srq = pd.create_srq(&most).unwrap();
+    srq.post_recv_list((0..400).map(|id| RecvRequest::new(id, ()))).unwrap();
+    let full = srq.post_recv(RecvRequest::new(400, ())).unwrap_err();
+    assert_eq!(full.cause, PostErrorCause::QueueFull { capacity: 400 });
+    for more in [
+        SrqConfig { max_wr: 401, ..most },
+        SrqConfig { max_sge: 6, ..most },
+        SrqConfig { limit: 401, ..most },
+    ] {
+        let error = pd.create_srq(&more).unwrap_err();
         assert!(matches!(error, Error::Limit { .. }), "{more:?}: {error}");
         assert_eq!(error.errno(), 22);
     }

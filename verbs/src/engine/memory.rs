@@ -109,7 +109,11 @@ impl Placement for QpMemory<'_> {
     }
 
     fn place_local(&mut self, sink: &Wqe, offset: u64, payload: &[u8]) -> Result<(), LocalFault> {
-        let domain = self.peer.domain;
+        // Of a shared receive queue it may be another one.
+        let domain = match sink {
+            Wqe::Receive(_) => self.qp.rq.domain(self.peer.domain),
+            Wqe::Send(_) => self.peer.domain,
+        };
         walk(sink.payload(), offset, payload.len(), |piece, from, len| {
             let octets = payload.get(from..from + len).ok_or(LocalFault::Length)?;
             match piece {
@@ -163,7 +167,7 @@ impl Memory<Wqe> for QpMemory<'_> {
         if self.closed {
             return None;
         }
-        let wqe = self.qp.rq.take()?;
+        let wqe = self.qp.rq.take(self.out)?;
         self.taken += 1;
         let capacity = wqe.payload.len();
         Some(Receive { buffer: Wqe::Receive(wqe), capacity })

@@ -51,7 +51,7 @@ pub(crate) use self::asked::{Asked, AskedWord};
 use self::gather::Polls;
 pub(crate) use self::link::{Link, Sizes};
 use self::memory::Recent;
-use self::outbox::Outbox;
+pub(crate) use self::outbox::Outbox;
 use self::report::Reporter;
 use crate::attr::QpState;
 use crate::event::AsyncEventKind;
@@ -118,6 +118,8 @@ pub(crate) struct Engine {
     recent: Recent,
     /// Nobody has a handle any more: everything goes with the connection.
     abandoned: bool,
+    /// The program was told that no receive of a shared queue is outstanding; until the next `Reset`.
+    last_wqe_told: bool,
 }
 
 impl Engine {
@@ -136,6 +138,16 @@ impl Engine {
     #[cfg(test)]
     pub(crate) fn is_held_back(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.stream.is_blocked())
+    }
+
+    /// Whether the program was told all that it is told about the end.
+    pub(crate) fn is_told(&self, qp: &QpInner) -> bool {
+        self.last_wqe_told || qp.rq.share().is_none() || qp.state.get() != QpState::Err
+    }
+
+    /// The queue pair is as good as new.
+    pub(crate) fn renew(&mut self) {
+        self.last_wqe_told = false;
     }
 
     /// Takes over a connection that begins.
@@ -418,5 +430,10 @@ impl Engine {
         self.reporter.flush_sends(qp, &mut self.incoming, out);
         self.reporter.settle(qp);
         self.reporter.flush_receives(qp, out);
+        // FC-074: behind the completions, also if there were none.
+        if qp.rq.share().is_some() && !self.last_wqe_told && !self.abandoned {
+            self.last_wqe_told = true;
+            out.raise(AsyncEventKind::QpLastWqeReached);
+        }
     }
 }

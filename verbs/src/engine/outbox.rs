@@ -11,6 +11,7 @@ use super::Observer;
 use crate::cq::Wakes;
 use crate::event::AsyncEventKind;
 use crate::qp::QpInner;
+use crate::srq::SrqInner;
 
 /// Wake-ups, events and reports collected during one pass.
 #[derive(Default)]
@@ -32,6 +33,10 @@ enum Notice {
     /// What was posted to a queue pair without a connection has come back.
     Flushed,
     Async(AsyncEventKind),
+    /// A shared receive queue has come below its limit.
+    SrqLow(Arc<SrqInner>),
+    /// Another queue pair may have its turn at a shared receive queue.
+    Receive(Arc<QpInner>),
 }
 
 impl Outbox {
@@ -49,6 +54,17 @@ impl Outbox {
 
     pub(super) fn raise(&mut self, kind: AsyncEventKind) {
         self.notices.push(Notice::Async(kind));
+    }
+
+    /// A shared receive queue has come below its limit.
+    #[cold]
+    pub(crate) fn srq_is_low(&mut self, srq: &Arc<SrqInner>) {
+        self.notices.push(Notice::SrqLow(Arc::clone(srq)));
+    }
+
+    /// Another queue pair may have its turn at a shared receive queue.
+    pub(crate) fn receive_is_there(&mut self, qp: Arc<QpInner>) {
+        self.notices.push(Notice::Receive(qp));
     }
 
     /// Tells everybody. No lock is held.
@@ -105,6 +121,9 @@ impl Notice {
                 qp.closed.notify(usize::MAX);
             }
             Self::Async(kind) => qp.device.events().raise_qp(kind, qp.name(), || qp.is_gone()),
+            Self::SrqLow(srq) => srq.raise_limit(),
+            // Not here: it may find that it ends as well, and so on.
+            Self::Receive(other) => other.resume_later(),
         }
     }
 }

@@ -133,7 +133,7 @@ impl Reporter {
 
     /// Flushes receives that no stream has.
     pub(super) fn flush_receives(&mut self, qp: &QpInner, out: &mut Outbox) {
-        for wqe in qp.rq.drain() {
+        for wqe in qp.rq.drain(out) {
             self.end(qp, Wqe::Receive(wqe), Outcome::Flushed, 0, out);
         }
     }

@@ -123,26 +123,39 @@ impl QpInner {
             remote_access,
             remote_invalidate,
             extensions,
+            srq,
+            max_shared_receives,
         } = config;
+        // FC-071: there is no queue that would have these sizes.
+        let caps = match srq {
+            Some(_) => QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..*caps },
+            None => *caps,
+        };
         let number = Number::draw().ok_or(Error::Limit {
             what: "queue pairs",
             asked: 1 << 24,
             max: (1 << 24) - 1,
         })?;
-        let qp = Arc::new(Self {
+        let qp = Arc::new_cyclic(|me| Self {
             number: number.get(),
+            rq: match srq {
+                None => ReceiveQueue::own(caps.max_recv_wr),
+                Some(srq) => {
+                    let most = *max_shared_receives;
+                    ReceiveQueue::shared(srq.inner(), most, number.get(), me)
+                }
+            },
             _number: number,
             device: Arc::clone(&pd.device),
             domain: pd.id,
             send_cq: Arc::clone(send_cq.inner()),
             recv_cq: Arc::clone(recv_cq.inner()),
-            caps: *caps,
+            caps,
             signal_all: *signal_all,
             remote_access: AtomicU32::new(remote_access.bits()),
             remote_invalidate: *remote_invalidate,
             extensions: *extensions && pd.device.config.extensions,
             sq: SendQueue::new(caps.max_send_wr),
-            rq: ReceiveQueue::new(caps.max_recv_wr),
             // FC-070
             state: StateCell::new(QpState::Init),
             kick: Kick::new(),
@@ -160,6 +173,9 @@ impl QpInner {
             attached: AtomicBool::new(true),
             handle: OnceLock::new(),
         });
+        if let Some(share) = qp.rq.share() {
+            share.attach(&qp.rq.slots)?;
+        }
         qp.send_cq.attach(&qp);
         qp.recv_cq.attach(&qp);
         // One that breaks from here on knows this queue pair.
@@ -195,6 +211,7 @@ impl QpInner {
             signal_all: self.signal_all,
             ird,
             ord,
+            receives_held: self.rq.share().map(|_| self.rq.slots.in_use()),
         }
     }
 
@@ -219,6 +236,18 @@ impl QpInner {
             rights: self.remote_access(),
             invalidates: self.remote_invalidate,
         }
+    }
+
+    /// A receive may be there that the stream waits for: has it look, in the calling thread. Never blocks.
+    pub(crate) fn resume(self: &Arc<Self>) {
+        self.ask(Asked::RECEIVE);
+        self.drive(Caller::Post);
+    }
+
+    /// As [`resume`](Self::resume), by the driver.
+    pub(crate) fn resume_later(self: &Arc<Self>) {
+        self.ask(Asked::RECEIVE);
+        self.driver().schedule(self);
     }
 
     /// Adds a request for the next pass, without running it.
@@ -421,11 +450,15 @@ impl QpInner {
 
     /// Back to a fresh queue pair, if nothing is outstanding and no connection is left.
     fn reset(&self) -> Result<(), Error> {
-        let engine = self.engine.lock();
+        let mut engine = self.engine.lock();
         let idle = !engine.is_connected() && self.sq.is_empty() && self.rq.is_empty();
+        let idle = idle && engine.is_told(self);
         let modify = QpEvent::Modify(QpState::Reset);
         match self.state.step_if(modify, |action| idle || action != Action::Reset) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                engine.renew();
+                Ok(())
+            }
             Err(QpState::Init | QpState::Err) => {
                 Err(Error::Busy { what: "queue pair", users: 1, by: "connection or work queue" })
             }
@@ -476,6 +509,9 @@ impl QpInner {
         self.parked.store(false, Ordering::Release);
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
+        if let Some(share) = self.rq.share() {
+            share.detach();
+        }
     }
 
     /// Whether a Send of the peer waits for a receive.

@@ -30,6 +30,7 @@ use crate::attr::{QpAttributes, QpChange, QpConfig, QpState};
 use crate::cq::CompletionQueue;
 use crate::error::Error;
 use crate::pd::{PdInner, ProtectionDomain};
+use crate::srq::SharedReceiveQueue;
 use crate::stats::QpStats;
 use crate::users::Use;
 use crate::wr::{PostError, RecvRequest, SendRequest};
@@ -50,6 +51,8 @@ pub(crate) struct QpHandle {
     pub(crate) inner: Arc<QpInner>,
     /// Held by the program's handles only: a connection that is still closing keeps no domain in use.
     pd: Use<PdInner>,
+    /// As long as there is a handle, events about it reach the program.
+    srq: Option<SharedReceiveQueue>,
 }
 
 impl Drop for QpHandle {
@@ -61,7 +64,7 @@ impl Drop for QpHandle {
 impl QueuePair {
     pub(crate) fn create(pd: Use<PdInner>, config: &QpConfig) -> Result<Self, Error> {
         let inner = QpInner::create(&pd, config)?;
-        let handle = Arc::new(QpHandle { inner, pd });
+        let handle = Arc::new(QpHandle { inner, pd, srq: config.srq.clone() });
         handle.inner.set_handle(&handle);
         Ok(Self(handle))
     }
@@ -94,7 +97,8 @@ impl QueuePair {
         self.inner().post_send_list(requests)
     }
 
-    /// Posts one receive. Possible from `Init` on, so that it is there when the first message comes.
+    /// Posts one receive. Possible from `Init` on, so that it is there when the first message comes. Refused if
+    /// receives come from a [`SharedReceiveQueue`]: they are posted there.
     pub fn post_recv(&self, request: RecvRequest) -> Result<(), PostError<RecvRequest>> {
         self.inner().post_recv(request, Reply::Cq)
     }
@@ -194,6 +198,12 @@ impl QueuePair {
     #[must_use]
     pub fn recv_cq(&self) -> CompletionQueue {
         CompletionQueue::from_inner(Arc::clone(&self.inner().recv_cq))
+    }
+
+    /// The shared receive queue that it takes its receives from, if it has none of its own.
+    #[must_use]
+    pub fn shared_receive_queue(&self) -> Option<SharedReceiveQueue> {
+        self.0.srq.clone()
     }
 
     /// The protection domain of its memory.

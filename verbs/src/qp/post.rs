@@ -10,8 +10,8 @@ use super::QpInner;
 use super::slot::Slot;
 use super::wqe::{RecvWqe, Reply, SendWqe, Wqe};
 use crate::attr::QpState;
+use crate::engine::Caller;
 use crate::engine::gather::Way;
-use crate::engine::{Asked, Caller};
 use crate::mem::KeyTable;
 use crate::wr::{PostError, PostErrorCause, RecvRequest, SendFlags, SendOperation, SendRequest};
 
@@ -167,7 +167,10 @@ impl QpInner {
 
     #[inline]
     fn admit_recv(&self, request: &RecvRequest) -> Result<(), PostErrorCause> {
-        request.check(&self.caps, self.domain)?;
+        if self.rq.share().is_some() {
+            return Err(PostErrorCause::SharedReceives);
+        }
+        request.check(self.caps.max_recv_sge, self.domain)?;
         if self.state.get() == QpState::Reset {
             return Err(PostErrorCause::State(QpState::Reset));
         }
@@ -182,8 +185,7 @@ impl QpInner {
         // queue under the lock, so either it takes these receives or this sees the state.
         let flushing = || self.state.get() > QpState::Rts;
         if self.rq.append(receives, flushing) {
-            self.ask(Asked::RECEIVE);
-            self.drive(Caller::Post);
+            self.resume();
         }
     }
 

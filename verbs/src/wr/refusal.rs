@@ -34,8 +34,18 @@ pub enum PostErrorCause {
     /// The queue pair is in a state in which such requests are not taken.
     #[error("the queue pair is in state {0}")]
     State(QpState),
-    /// More elements than the queue pair was created for.
-    #[error("{have} elements, the queue pair takes {max}")]
+    /// The queue pair takes its receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue), and they
+    /// are posted there.
+    #[error("the queue pair has no receives of its own: post to its shared receive queue")]
+    SharedReceives,
+    /// The queue was destroyed through another handle.
+    #[error("the {what} was destroyed")]
+    Destroyed {
+        /// The object.
+        what: &'static str,
+    },
+    /// More elements than the queue was created for.
+    #[error("{have} elements, the queue takes {max}")]
     TooManyElements {
         /// Elements of the request.
         have: usize,

@@ -122,8 +122,8 @@ fn messages_without_octets_are_requests_like_others() {
         assert_eq!(request.check(&CAPS, id), Ok(0), "{request:?}");
     }
     let [first, second, _] = empty;
-    assert_eq!(RecvRequest::new(1, ()).check(&CAPS, id), Ok(0));
-    assert_eq!(RecvRequest::new(1, [first, second]).check(&CAPS, id), Ok(0));
+    assert_eq!(RecvRequest::new(1, ()).check(CAPS.max_recv_sge, id), Ok(0));
+    assert_eq!(RecvRequest::new(1, [first, second]).check(CAPS.max_recv_sge, id), Ok(0));
 }
 
 #[test]
@@ -145,13 +145,16 @@ fn elements_are_counted_and_looked_at_one_by_one() {
     assert_eq!(four.check(&CAPS, id), Err(count));
     let receive = RecvRequest::new(1, vec![slice(); 3]);
     let count = PostErrorCause::TooManyElements { have: 3, max: 2 };
-    assert_eq!(receive.check(&CAPS, id), Err(count));
+    assert_eq!(receive.check(CAPS.max_recv_sge, id), Err(count));
 
     let mixed = SendRequest::write(1, [slice(), foreign.clone()], REMOTE);
     let cause = PostErrorCause::ForeignRegion { element: 1 };
     assert_eq!(mixed.check(&CAPS, id), Err(cause));
     let receive = RecvRequest::new(1, [slice(), foreign]);
-    assert_eq!(receive.check(&CAPS, id), Err(PostErrorCause::ForeignRegion { element: 1 }));
+    assert_eq!(
+        receive.check(CAPS.max_recv_sge, id),
+        Err(PostErrorCause::ForeignRegion { element: 1 })
+    );
 
     // A source needs no right, a sink one.
     let unwritable = readable.slice(..8).unwrap();
@@ -160,7 +163,7 @@ fn elements_are_counted_and_looked_at_one_by_one() {
         PostErrorCause::Rights { element: 0, need: Access::LOCAL_WRITE, have: Access::empty() };
     let read = SendRequest::read(1, unwritable.clone(), REMOTE);
     assert_eq!(read.check(&CAPS, id), Err(rights.clone()));
-    assert_eq!(RecvRequest::new(1, unwritable).check(&CAPS, id), Err(rights));
+    assert_eq!(RecvRequest::new(1, unwritable).check(CAPS.max_recv_sge, id), Err(rights));
 
     let cause = PostErrorCause::Deregistered { element: 2 };
     let send = SendRequest::send(1, [slice(), slice(), stale]);
@@ -226,7 +229,7 @@ fn lengths_are_summed_without_wrapping() {
     assert_eq!(wrapped.check(&CAPS, id), Err(cause));
     // A receive may be that large.
     let receive = RecvRequest::raw(1, [element(1 << 31), element(1 << 31)]);
-    assert_eq!(receive.check(&CAPS, id), Ok(1 << 32));
+    assert_eq!(receive.check(CAPS.max_recv_sge, id), Ok(1 << 32));
 }
 
 #[test]

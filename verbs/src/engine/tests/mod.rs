@@ -12,6 +12,7 @@ mod ops;
 mod post;
 mod progress;
 mod prop;
+mod srq;
 mod stall;
 mod states;
 

@@ -133,7 +133,7 @@ impl<B> Stream<B> {
     }
 
     /// Closes in order: all that was submitted goes out, Reads are waited for, the peer's Reads that are
-    /// in are answered, then FIN.
+    /// in are answered, then FIN. Not clean if the peer is in the middle of a message then.
     ///
     /// That may take as long as the peer pleases; [`disconnect`](Self::disconnect) and
     /// [`abort`](Self::abort) cut it short. Does nothing if the stream is closing already.
@@ -523,6 +523,10 @@ impl<B> Stream<B> {
             // The answer to an RTR by Read would come too late for a clean close.
             let answer_to_come = self.sender.awaits_rtr() && self.peer == PeerHalf::Open;
             if !answer_to_come {
+                if self.receiver.is_inside_message() {
+                    // What the peer has begun will not be taken to its end.
+                    self.blame_end_on(CloseCause::User);
+                }
                 self.step(Trigger::WorkDone, clock);
             }
         }

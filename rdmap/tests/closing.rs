@@ -69,6 +69,23 @@ fn close_with_nothing_to_do_sends_fin_at_once() {
 }
 
 #[test]
+fn a_close_inside_of_a_message_of_the_peer_is_not_clean() {
+    let mut peer = Peer::new(CRC);
+    let begun = [peer.send_part(1, 0, b"half of", false), peer.write(OPEN, 0x1000, b"it", false)];
+    for begun in begun {
+        let mut endpoint = target(config(Role::Initiator), 1);
+        endpoint.feed(&begun);
+        endpoint.stream.close(endpoint.now);
+        assert_eq!(endpoint.shutdowns(), [Shutdown::Write]);
+        // The peer flushes the rest of it, and closes too.
+        endpoint.eof();
+        let events = endpoint.events();
+        assert!(outcomes(&events).iter().all(|(_, outcome)| *outcome == FLUSHED), "{events:?}");
+        assert_eq!(closed(&events), Some((false, &CloseCause::User)));
+    }
+}
+
+#[test]
 fn a_fin_with_nothing_to_do_is_answered() {
     // DDP-007, MPA-087
     for role in [Role::Initiator, Role::Responder] {

@@ -47,6 +47,24 @@ fn a_responder_is_silent_until_the_first_fpdu() {
 }
 
 #[test]
+fn a_terminate_that_comes_first_establishes_nothing() {
+    // CONN-27, CONN-29: the initiator could not follow. Nothing is said to it.
+    let mut endpoint = target(config(Role::Responder), 1);
+    endpoint.submit(0, SEND, 0, 4);
+    endpoint.feed(&Peer::new(CRC).terminate(&Terminate::new(TerminateCode::SETUP_LOCAL)));
+    assert_eq!(endpoint.transmit(), b"");
+    assert_eq!(endpoint.shutdowns(), [Shutdown::Write]);
+    endpoint.eof();
+    let events = endpoint.events();
+    assert!(!events.contains(&Event::Established), "{events:?}");
+    assert_eq!(outcomes(&events), [(0, FLUSHED)]);
+    let Some((false, CloseCause::Terminated(terminate))) = closed(&events) else {
+        panic!("{events:?}");
+    };
+    assert_eq!(terminate.likely_code(), TerminateCode::SETUP_LOCAL);
+}
+
+#[test]
 fn a_damaged_first_fpdu_is_not_answered_by_a_responder() {
     // D1, MPA-029, MPA-058
     let mut endpoint = target(config(Role::Responder), 1);

@@ -60,11 +60,13 @@ impl<B> Stream<B> {
                 break Need::Again;
             }
             budget = budget.saturating_sub(1);
-            if self.sender.is_held() {
-                // Decision D1: valid for MPA is enough.
+            let accepted = self.receiver.accept(ulpdu, memory, self.transmitted);
+            // Decision D1: valid for MPA is enough. But who begins with a Terminate has failed to set the
+            // connection up (CONN-27), and establishes none.
+            if self.sender.is_held() && !matches!(accepted, Ok(Accepted::Terminate(_))) {
                 self.step(Trigger::FirstFpdu, clock);
             }
-            match self.receiver.accept(ulpdu, memory, self.transmitted) {
+            match accepted {
                 Ok(Accepted::Blocked) => {
                     if self.blocked.is_none() {
                         add(&mut self.counters.held_back, 1);

@@ -11,6 +11,7 @@ use crate::error::Error;
 /// What uses another object, in the order in which a program has to take it away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum User {
+    Id,
     Listener,
     EventChannel,
     QueuePair,
@@ -22,7 +23,8 @@ pub(crate) enum User {
 }
 
 impl User {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
+        Self::Id,
         Self::Listener,
         Self::EventChannel,
         Self::QueuePair,
@@ -36,6 +38,7 @@ impl User {
     /// The name of so many of them.
     pub(crate) fn name(self, count: usize) -> &'static str {
         let (one, several) = match self {
+            Self::Id => ("id", "ids"),
             Self::Listener => ("listener", "listeners"),
             Self::EventChannel => ("event channel", "event channels"),
             Self::QueuePair => ("queue pair", "queue pairs"),

@@ -9,66 +9,12 @@ mod cm_support;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use cm_support::*;
-use iwarp_verbs::cm::{
-    self, BindOptions, CloseReason, ConnParam, ConnectError, Event, EventChannel, EventKind, Id,
-};
+use iwarp_verbs::cm::{self, BindOptions, CloseReason, ConnParam, ConnectError, EventKind, Id};
 use iwarp_verbs::{Access, QpState, QueuePair, RecvRequest, SendRequest, WcStatus};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-/// Both ends of the verbs style in one process, with a channel each.
-struct Ends {
-    world: World,
-    active: EventChannel,
-    passive: EventChannel,
-    listening: Id,
-}
-
-/// One connection: an id and a queue pair at each end.
-struct Pair {
-    active: Id,
-    passive: Id,
-    active_qp: QueuePair,
-    passive_qp: QueuePair,
-}
-
-impl Ends {
-    fn new() -> Self {
-        let world = World::new();
-        let (active, passive) = (world.channel(), world.channel());
-        let listening = Id::new(&passive);
-        listening.bind("127.0.0.1:0", BindOptions::default()).unwrap();
-        listening.listen(0).unwrap();
-        Self { world, active, passive, listening }
-    }
-
-    fn addr(&self) -> SocketAddr {
-        self.listening.local_addr().unwrap()
-    }
-
-    fn connect(&self, sent: &[u8], answered: &[u8]) -> (Pair, [Event; 3]) {
-        let (active, active_qp) = (Id::new(&self.active), self.world.qp());
-        active.connect(self.addr(), &active_qp, ConnParam::default().private_data(sent)).unwrap();
-        let request = expect(&self.passive, EventKind::ConnectRequest);
-        let passive_qp = self.world.qp();
-        request.id.accept(&passive_qp, ConnParam::default().private_data(answered)).unwrap();
-        let here = expect(&self.active, EventKind::Established);
-        let there = expect(&self.passive, EventKind::Established);
-        assert_eq!((&here.id, &there.id), (&active, &request.id));
-        let pair = Pair { active, passive: request.id.clone(), active_qp, passive_qp };
-        (pair, [request, here, there])
-    }
-}
-
-/// Whether a descriptor is readable at this moment.
-fn readable(channel: &EventChannel) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
-}
 
 #[test]
 fn fc_013_private_data_comes_with_the_events_that_carry_it() {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use iwarp_mpa::{FpduLimit, Negotiated, Request, Responder, StartupError};
+use iwarp_mpa::{FpduLimit, Negotiated, Offer, Request, Responder, StartupError};
 use tokio::time::timeout_at;
 
+use super::attach::AttachedStream;
 use super::endpoint::{Agreement, Attempt, Endpoint, Stage};
 use super::error::{ConnectError, Phase, startup_error};
 use super::event::{Facts, narrow};
@@ -34,46 +35,98 @@ pub(crate) async fn take_request(
     peer: SocketAddr,
     timeout: Duration,
 ) -> Option<Box<Pending>> {
-    let mut responder = Responder::new(timeout, Instant::now());
-    // MPA-009, MPA-010: the limit is for the whole frame, however it trickles in.
-    let deadline = responder.poll_timeout().map(tokio::time::Instant::from_std)?;
-    let taken = match timeout_at(deadline, read_request(&conversation, &mut responder)).await {
-        Ok(taken) => taken,
-        Err(_) => Err(StartupError::TimedOut),
-    };
-    match taken {
-        Ok(request) => {
-            let local = conversation.local_addr();
-            Some(Box::new(Pending { conversation, responder, request, peer, local }))
-        }
+    match await_request(conversation, peer, timeout, &[]).await {
+        Ok(pending) => Some(pending),
         Err(cause) => {
             tracing::debug!(%peer, %cause, "closed a connection without a valid request");
-            if let Some(farewell) = responder.poll_transmit() {
-                let _ = timeout_at(deadline, conversation.write_all(&farewell)).await;
-            }
-            // MPA-022, MPA-085
             None
         }
     }
 }
 
+/// Takes a Request, of which `read_ahead` has come in before. After an error the connection is closed.
+async fn await_request(
+    conversation: Conversation,
+    peer: SocketAddr,
+    timeout: Duration,
+    read_ahead: &[u8],
+) -> Result<Box<Pending>, StartupError> {
+    let mut responder = Responder::new(timeout, Instant::now());
+    // MPA-009, MPA-010: the limit is for the whole frame, however it trickles in.
+    let deadline = responder.poll_timeout().map_or_else(far_future, tokio::time::Instant::from_std);
+    let request = read_request(&conversation, &mut responder, read_ahead);
+    match timeout_at(deadline, request).await.unwrap_or(Err(StartupError::TimedOut)) {
+        Ok(request) => {
+            let local = conversation.local_addr();
+            Ok(Box::new(Pending { conversation, responder, request, peer, local }))
+        }
+        Err(cause) => {
+            if let Some(farewell) = responder.poll_transmit() {
+                let _ = timeout_at(deadline, conversation.write_all(&farewell)).await;
+            }
+            // MPA-022, MPA-085
+            Err(cause)
+        }
+    }
+}
+
+/// For a limit that cannot be expressed.
+fn far_future() -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_secs(1 << 30)
+}
+
 async fn read_request(
     conversation: &Conversation,
     responder: &mut Responder,
+    read_ahead: &[u8],
 ) -> Result<Request, StartupError> {
     // MPA-005: nothing is sent before a valid Request is in. SEC-22: nothing is kept beyond one frame.
     let mut buffer = [0; 1024];
+    let mut input = read_ahead;
     loop {
-        let received = match conversation.read(&mut buffer).await {
-            Ok(received) if received > 0 => received,
-            Ok(_) | Err(_) => return Err(startup_error(responder.handle_eof())),
-        };
-        let input = buffer.get(..received).unwrap_or_default();
         let (_, request) = responder.handle_input(input).map_err(startup_error)?;
         if let Some(request) = request {
             return Ok(request);
         }
+        let received = match conversation.read(&mut buffer).await {
+            Ok(received) if received > 0 => received,
+            Ok(_) | Err(_) => return Err(startup_error(responder.handle_eof())),
+        };
+        input = buffer.get(..received).unwrap_or_default();
     }
+}
+
+/// Answers whoever sends a Request over a connection that the program made: accepts it, if it is valid
+/// and the offer can be made.
+pub(crate) async fn run_attached(
+    endpoint: Arc<Endpoint>,
+    qp: Arc<QpInner>,
+    stream: AttachedStream,
+    offer: Offer,
+    fpdu_limit: FpduLimit,
+) {
+    let (peer, limit, since) = (stream.peer, offer.timeout, Instant::now());
+    let (conversation, read_ahead) = match stream.into_conversation() {
+        Ok(ready) => ready,
+        Err(error) => return endpoint.fail(error),
+    };
+    let pending = match await_request(conversation, peer, limit, &read_ahead).await {
+        Ok(pending) => pending,
+        Err(StartupError::TimedOut) => return endpoint.fail(endpoint.timed_out()),
+        Err(cause) => return endpoint.fail(ConnectError::startup(peer, Phase::Request, cause)),
+    };
+    // MPA-021: how much private data there may be is known only now.
+    let (reply, negotiated) = match pending.responder.accept(&pending.request, &offer) {
+        Ok(agreed) => agreed,
+        Err(error) => {
+            endpoint.fail(ConnectError::param(error));
+            return pending.decline_silently(&endpoint.device);
+        }
+    };
+    endpoint.enter_phase(Phase::SendReply);
+    let timeout = limit.saturating_sub(since.elapsed());
+    let acceptance = Acceptance { reply, negotiated, fpdu_limit, timeout, unseen: true };
+    acceptance.carry_out(endpoint, qp, pending).await;
 }
 
 impl Endpoint {
@@ -118,7 +171,7 @@ impl Endpoint {
                 phase: Phase::SendReply,
             }));
             inner.qp = Some(Arc::clone(qp));
-            let acceptance = Acceptance { reply, negotiated, fpdu_limit, timeout };
+            let acceptance = Acceptance { reply, negotiated, fpdu_limit, timeout, unseen: false };
             let task = acceptance.carry_out(Arc::clone(self), Arc::clone(qp), pending);
             inner.task = Some(handle.spawn(task).abort_handle());
             Ok(())
@@ -166,6 +219,8 @@ struct Acceptance {
     negotiated: Negotiated,
     fpdu_limit: FpduLimit,
     timeout: Duration,
+    /// The program has not seen the Request.
+    unseen: bool,
 }
 
 impl Acceptance {
@@ -184,14 +239,18 @@ impl Acceptance {
             Err(_) => return endpoint.fail(endpoint.timed_out()),
         }
         let negotiated = self.negotiated;
-        if !endpoint.open(Agreement::new(peer, local, &negotiated), &request.private_data) {
+        let mut agreement = Agreement::new(peer, local, &negotiated);
+        agreement.tells_private_data = self.unseen;
+        if !endpoint.open(agreement, &request.private_data) {
             return;
         }
         let observer: Arc<dyn Observer> = Arc::<Endpoint>::clone(&endpoint);
         let socket = conversation.into_socket();
         let started =
             qp.start(socket, &negotiated, Vec::new(), Some(observer), self.fpdu_limit, None);
-        if endpoint.started(&qp, started) && negotiated.rtr.is_some() {
+        // Without it the socket is just closed: this side may not send first (MPA-029).
+        let wanted = endpoint.started(&qp, started).unwrap_or(false);
+        if wanted && negotiated.rtr.is_some() {
             // CONN-29: only the first FPDU establishes a connection of the peer-to-peer model.
             if timeout_at(deadline, endpoint.opened()).await.is_err() {
                 endpoint.give_up();

@@ -18,7 +18,7 @@
 //! | opening | engine says established | established | `Established` |
 //! | opening | engine says closed, time-out | failed | `ConnectError`, `Unreachable` |
 //! | established | engine says closed | closed | `Disconnected` |
-//! | any | handle dropped | released | none, ever |
+//! | any | handle dropped, destroy | released | none, ever |
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -40,7 +40,10 @@ use super::listen::Acceptor;
 use super::socket::Bound;
 use crate::device::DeviceInner;
 use crate::engine::Observer;
-use crate::qp::QpInner;
+use crate::event::{Ack, Unacked};
+use crate::qp::{NotStarted, QpInner};
+use crate::sys::Socket;
+use crate::users::{Use, User};
 
 pub(crate) struct Endpoint {
     pub(crate) device: Arc<DeviceInner>,
@@ -59,10 +62,18 @@ pub(crate) struct Inner {
 }
 
 /// Where events go: the channel of the id, in the verbs style.
-#[derive(Clone)]
 pub(crate) struct Sink {
-    pub(crate) channel: Arc<ChannelInner>,
+    pub(crate) channel: Use<ChannelInner>,
     pub(crate) id: Weak<Handle>,
+    /// Events of the id that the program has fetched and not acknowledged.
+    unacked: Arc<Unacked>,
+}
+
+impl Sink {
+    pub(crate) fn new(channel: &Arc<ChannelInner>, id: &Weak<Handle>) -> Self {
+        let channel = Use::begin_or_keep(channel, User::Id);
+        Self { channel, id: Weak::clone(id), unacked: Arc::default() }
+    }
 }
 
 /// Where an endpoint is. Whatever does not last is boxed: there may be ten thousand, nearly all of them
@@ -116,7 +127,8 @@ pub(crate) struct Agreement {
     peer_ord: Option<u32>,
     pub(crate) revision: u8,
     pub(crate) crc: bool,
-    role: Role,
+    /// The peer's private data comes with the end of the set-up: no request has told it before.
+    pub(crate) tells_private_data: bool,
     /// Nothing more of the peer is needed to call the connection established.
     opens_at_once: bool,
 }
@@ -124,8 +136,20 @@ pub(crate) struct Agreement {
 impl Agreement {
     pub(crate) fn new(peer: SocketAddr, local: SocketAddr, negotiated: &Negotiated) -> Self {
         let Negotiated { role, revision, crc, ird, ord, peer_ird, peer_ord, rtr, .. } = *negotiated;
+        let tells_private_data = role == Role::Initiator;
         let opens_at_once = role == Role::Initiator || rtr.is_none();
-        Self { peer, local, ird, ord, peer_ird, peer_ord, revision, crc, role, opens_at_once }
+        Self {
+            peer,
+            local,
+            ird,
+            ord,
+            peer_ird,
+            peer_ord,
+            revision,
+            crc,
+            tells_private_data,
+            opens_at_once,
+        }
     }
 }
 
@@ -207,11 +231,18 @@ impl Endpoint {
         })
     }
 
-    /// The engine has taken over, or could not; `true` if the endpoint still wants the connection.
-    pub(crate) fn started(&self, qp: &Arc<QpInner>, started: Result<(), crate::Error>) -> bool {
-        if let Err(error) = started {
+    /// The engine has taken over, or could not, and then gives the socket back. `Ok` tells whether the
+    /// endpoint still wants the connection.
+    pub(crate) fn started(
+        &self,
+        qp: &Arc<QpInner>,
+        started: Result<(), NotStarted>,
+    ) -> Result<bool, Socket> {
+        if let Err(NotStarted { error, socket }) = started {
             self.fail(ConnectError::queue_pair(error));
-            return false;
+            // Also if the handle was dropped meanwhile, and found no set-up that it could end.
+            qp.fail_setup();
+            return Err(socket);
         }
         let wanted = self.change(|inner, emitted| match &inner.stage {
             // Responder of the client-server model: established with its Reply, though its sender still
@@ -226,7 +257,7 @@ impl Endpoint {
             // The handle was dropped in between and found no connection to end.
             qp.disconnect();
         }
-        wanted
+        Ok(wanted)
     }
 
     /// Resolves once the connection is established or has failed.
@@ -302,6 +333,26 @@ impl Endpoint {
         Ok(())
     }
 
+    /// A fetched event of this id, to be held until the program has acknowledged it; `None` if the id is
+    /// gone, and nobody is to hear of it any more.
+    pub(crate) fn acknowledge_later(&self) -> Option<Ack> {
+        self.look(|inner| inner.sink.as_ref().map(|sink| sink.unacked.issue()))
+    }
+
+    /// As [`release`](Self::release), and blocks until fetched events are acknowledged (FC-040). Fails if
+    /// that was done before.
+    pub(crate) fn destroy(&self) -> Result<(), ConnectError> {
+        let unacked = self.look(|inner| match &inner.stage {
+            released @ Stage::Released => Err(released.refuses("destroy")),
+            _ => Ok(inner.sink.as_ref().map(|sink| Arc::clone(&sink.unacked))),
+        })?;
+        self.release();
+        if let Some(unacked) = unacked {
+            unacked.wait_none();
+        }
+        Ok(())
+    }
+
     /// The last handle is gone: what was going on ends, and nothing is reported any more (FC-044).
     pub(crate) fn release(&self) {
         let (stage, qp, task, sink) = self.change(|inner, _| {
@@ -371,7 +422,7 @@ impl Observer for Endpoint {
 
 impl Inner {
     pub(crate) fn emit(&self, kind: EventKind, facts: Facts, emitted: &mut Emitted) {
-        if let Some(Sink { channel, id }) = &self.sink {
+        if let Some(Sink { channel, id, .. }) = &self.sink {
             channel.push(kind, Weak::clone(id), facts);
             emitted.wake(channel);
         }
@@ -395,7 +446,7 @@ impl Inner {
         if self.sink.is_some() {
             let told = std::mem::take(&mut private_data);
             // FC-013: the accepting side has had it with the request.
-            if agreement.role == Role::Initiator {
+            if agreement.tells_private_data {
                 facts.private_data = told.into();
             }
         }

@@ -20,6 +20,8 @@ pub enum Phase {
     Tcp,
     /// Waiting for the peer's MPA Reply.
     Reply,
+    /// Waiting for the peer's MPA Request, over a connection that the program made.
+    Request,
     /// Waiting for the program at the other end of a Request to accept or reject it.
     Decision,
     /// Sending this side's MPA Reply.
@@ -158,6 +160,10 @@ pub enum ConnectError {
         cause: Arc<io::Error>,
     },
 
+    /// The descriptor that was to carry the connection is not that of a TCP connection.
+    #[error("descriptor carries no TCP connection: {0}")]
+    NotConnected(Arc<io::Error>),
+
     /// A read depth above what the device serves.
     #[error("a read depth of {depth} is above the device's limit of {max}")]
     Depth {
@@ -255,7 +261,10 @@ impl ConnectError {
             Self::Resolve { cause, .. } => {
                 return of(cause).unwrap_or_else(|| Errno::ADDRNOTAVAIL.raw_os_error());
             }
-            Self::Bind { cause, .. } | Self::Local { cause, .. } | Self::Driver(cause) => {
+            Self::Bind { cause, .. }
+            | Self::Local { cause, .. }
+            | Self::NotConnected(cause)
+            | Self::Driver(cause) => {
                 return of(cause).unwrap_or_else(|| Errno::IO.raw_os_error());
             }
             Self::Unreachable { cause, .. } => {
@@ -296,6 +305,7 @@ impl fmt::Display for Phase {
             Self::Resolve => "while its name was being looked up",
             Self::Tcp => "while the TCP connection was being opened",
             Self::Reply => "before its MPA reply was complete",
+            Self::Request => "before its MPA request was complete",
             Self::Decision => "before its request was answered",
             Self::SendReply => "while the MPA reply was being sent",
             Self::Rtr => "before its ready-to-receive message",

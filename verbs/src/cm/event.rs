@@ -18,10 +18,14 @@ use super::error::{ConnectError, Phase};
 use super::id::Id;
 use crate::device::{Device, DeviceInner};
 use crate::error::Error;
+use crate::event::Ack;
 use crate::sys::Notifier;
-use crate::users::{Use, User};
+use crate::users::{Use, Used, User, Users};
 
 /// What happened. The numbers are those of `enum rdma_cm_event_type`.
+///
+/// `TIMEWAIT_EXIT` (15) is never raised, nor does it come from the kernel's iWARP: the system keeps the
+/// ports of old connections, and neither an id nor a queue pair has to wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u32)]
@@ -44,6 +48,10 @@ pub enum EventKind {
 }
 
 /// One event of a connection, delivered once.
+///
+/// Dropping it, and every copy of it, acknowledges it: [`Id::destroy`] waits for that (FC-040). Only a
+/// `ConnectRequest` holds up nobody: its new id and its listener may both be destroyed while it is
+/// handled (FC-049).
 #[derive(Clone, Debug)]
 pub struct Event {
     /// What happened.
@@ -58,7 +66,7 @@ pub struct Event {
     /// How the connection ended, for [`EventKind::Disconnected`].
     pub reason: Option<CloseReason>,
     /// What the peer's program sent along. Only `ConnectRequest`, `Rejected`, and `Established` at the
-    /// connecting side have any (FC-013).
+    /// connecting side, or at either side of an attached stream, have any (FC-013).
     pub private_data: Bytes,
     /// The peer's IRD, a ceiling for this side's ORD; 0 if it was not said (CONN-11). In a
     /// `ConnectRequest` it is the most that `ConnParam::ord` can get.
@@ -67,6 +75,8 @@ pub struct Event {
     pub responder_resources: u16,
     /// The peer, once it is known.
     pub peer: Option<SocketAddr>,
+    /// Acknowledges when dropped.
+    _ack: Option<Ack>,
 }
 
 /// The fields of an event that do not keep its id alive.
@@ -94,9 +104,18 @@ pub struct EventChannel(pub(crate) Arc<ChannelInner>);
 
 pub(crate) struct ChannelInner {
     pub(crate) device: Use<DeviceInner>,
+    users: Users,
     queue: Mutex<VecDeque<Queued>>,
     notifier: Notifier,
     arrived: event_listener::Event,
+}
+
+impl Used for ChannelInner {
+    const WHAT: &'static str = "event channel";
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
 }
 
 /// An event that nobody has fetched. It does not keep its id alive, except that of a new request, which
@@ -117,11 +136,27 @@ impl EventChannel {
     pub fn new(device: &Device) -> Result<Self, Error> {
         Ok(Self(Arc::new(ChannelInner {
             device: Use::begin(&device.0, User::EventChannel)?,
+            users: Users::default(),
             queue: Mutex::default(),
             notifier: Notifier::new(true)
                 .map_err(|cause| Error::io("make a descriptor for events", cause))?,
             arrived: event_listener::Event::new(),
         })))
+    }
+
+    /// Gives the channel up for all handles. Never blocks.
+    ///
+    /// Not needed: the channel ends with its last user. Threads that wait for an event find that there is
+    /// none; a task that does waits for ever.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while ids report to it (requests that nobody has fetched among them, as long as
+    /// their listener lives), [`Error::Destroyed`] the second time.
+    pub fn destroy(self) -> Result<(), Error> {
+        self.0.users.destroy(ChannelInner::WHAT)?;
+        self.0.device.end();
+        self.0.wake();
+        Ok(())
     }
 
     /// Takes the next event if there is one. Never blocks.
@@ -140,6 +175,9 @@ impl EventChannel {
             let arrival = self.0.arrived.listen();
             if let Some(event) = self.0.pop() {
                 return Some(event);
+            }
+            if self.0.users.is_destroyed() {
+                return None;
             }
             match deadline {
                 None => arrival.wait(),
@@ -222,9 +260,12 @@ impl ChannelInner {
         let _dropped = self.extract(id);
     }
 
-    /// Takes over what is queued for an id elsewhere.
-    pub(crate) fn adopt(&self, from: &Self, id: *const Handle) {
+    /// Takes over what is queued for an id elsewhere, and the new ids of requests with it.
+    pub(crate) fn adopt(self: &Arc<Self>, from: &Self, id: *const Handle) {
         for queued in from.extract(id) {
+            if let Subject::Request { id: request, .. } = &queued.subject {
+                request.report_to(self);
+            }
             self.append(queued);
         }
     }
@@ -254,9 +295,14 @@ impl Queued {
     }
 
     fn into_event(self) -> Option<Event> {
-        let (id, listener) = match self.subject {
-            Subject::Known(id) => (Id(id.upgrade()?), None),
-            Subject::Request { id, listener, .. } => (id, listener.upgrade().map(Id)),
+        let (id, listener, ack) = match self.subject {
+            Subject::Known(id) => {
+                let id = Id(id.upgrade()?);
+                // Destroyed since the event was taken out of the queue.
+                let ack = id.0.0.acknowledge_later()?;
+                (id, None, Some(ack))
+            }
+            Subject::Request { id, listener, .. } => (id, listener.upgrade().map(Id), None),
         };
         let Facts { status, reason, private_data, initiator_depth, responder_resources, peer } =
             self.facts;
@@ -270,6 +316,7 @@ impl Queued {
             initiator_depth,
             responder_resources,
             peer,
+            _ack: ack,
         })
     }
 }
@@ -293,15 +340,15 @@ impl From<&ConnectError> for EventKind {
     fn from(error: &ConnectError) -> Self {
         match error {
             ConnectError::Address { .. } | ConnectError::Resolve { .. } => Self::AddressError,
-            // FC-045: an initiator that leaves is no rejection.
-            ConnectError::Closed { phase: Phase::Decision | Phase::SendReply, .. } => {
-                Self::ConnectError
-            }
             ConnectError::Refused { .. }
             | ConnectError::Rejected { .. }
-            | ConnectError::Closed { .. } => Self::Rejected,
+            | ConnectError::Closed { phase: Phase::Resolve | Phase::Tcp | Phase::Reply, .. } => {
+                Self::Rejected
+            }
             ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. } => Self::Unreachable,
-            ConnectError::Bind { .. }
+            // FC-045: an initiator that leaves is no rejection.
+            ConnectError::Closed { .. }
+            | ConnectError::Bind { .. }
             | ConnectError::Protocol { .. }
             | ConnectError::InsufficientIrd { .. }
             | ConnectError::NoCommonRtr { .. }
@@ -312,6 +359,7 @@ impl From<&ConnectError> for EventKind {
             | ConnectError::State { .. }
             | ConnectError::Depth { .. }
             | ConnectError::Driver(_)
+            | ConnectError::NotConnected(_)
             | ConnectError::NoRequest { .. }
             | ConnectError::Cancelled => Self::ConnectError,
         }

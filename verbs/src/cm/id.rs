@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use iwarp_mpa::Role;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::accept::{Pending, claim};
 use super::address::Address;
+use super::attach::Attach;
 use super::endpoint::{Attempt, Endpoint, Handle, Sink, Stage};
 use super::error::{ConnectError, Phase};
 use super::event::{ChannelInner, EventChannel};
@@ -17,6 +19,7 @@ use super::param::{BindOptions, ConnParam};
 use super::socket::bind_first;
 use crate::device::DeviceInner;
 use crate::qp::QueuePair;
+use crate::users::{Use, User};
 
 /// One end of a connection, or of the attempt at one, or a listener; the `rdma_cm_id` of a Rust
 /// program.
@@ -32,7 +35,7 @@ use crate::qp::QueuePair;
 pub struct Id(pub(crate) Arc<Handle>);
 
 impl Id {
-    /// An id whose events go to `channel`.
+    /// An id whose events go to `channel`; if that was destroyed, to nobody.
     #[must_use]
     pub fn new(channel: &EventChannel) -> Self {
         Self::with_stage(&channel.0, Stage::Idle)
@@ -41,8 +44,7 @@ impl Id {
     fn with_stage(channel: &Arc<ChannelInner>, stage: Stage) -> Self {
         let device = Arc::clone(&channel.device);
         Self(Arc::new_cyclic(|id: &Weak<Handle>| {
-            let sink = Sink { channel: Arc::clone(channel), id: Weak::clone(id) };
-            Handle(Endpoint::new(device, stage, Some(sink)))
+            Handle(Endpoint::new(device, stage, Some(Sink::new(channel, id))))
         }))
     }
 
@@ -108,6 +110,19 @@ impl Id {
         self.endpoint().connect(&addr.into(), qp, param)
     }
 
+    /// Connects the queue pair over a TCP connection that exists already, in either role; see
+    /// [`attach`](super::attach). One event tells what came of it, as for [`connect`](Self::connect). For
+    /// an id that was not bound. After an error the id is as before, and the stream closed.
+    pub fn attach(
+        &self,
+        stream: impl Into<Attach>,
+        role: Role,
+        qp: &QueuePair,
+        param: ConnParam,
+    ) -> Result<(), ConnectError> {
+        self.endpoint().attach(stream.into(), role, qp, param)
+    }
+
     /// Accepts the request of this id, and connects the queue pair. One event tells what came of it.
     ///
     /// After an error the request still waits for an answer.
@@ -127,8 +142,23 @@ impl Id {
         self.endpoint().disconnect()
     }
 
-    /// Lets the events of this id come through another channel of the same device, those that wait
-    /// already included.
+    /// Destroys the id for all its handles: what was going on ends as when the last one is dropped, and no
+    /// event of it comes any more. The port of a listener is free when this returns.
+    ///
+    /// Blocks until the events of this id that the program has fetched are acknowledged, by dropping them,
+    /// except that of its request (FC-040); so not to be called by who holds one. Those not yet fetched
+    /// vanish. Not needed: dropping the last handle does the same without waiting, as an event holds its
+    /// id.
+    ///
+    /// # Errors
+    /// [`ConnectError::State`] the second time.
+    pub fn destroy(&self) -> Result<(), ConnectError> {
+        self.endpoint().destroy()
+    }
+
+    /// Lets the events of this id come through another channel of the same device: those that wait
+    /// already included, and for a listener the requests, with their new ids. Events that were fetched
+    /// before stay with who fetched them. Never blocks.
     pub fn migrate(&self, channel: &EventChannel) -> Result<(), ConnectError> {
         if !Arc::ptr_eq(&self.endpoint().device, &channel.0.device) {
             return Err(ConnectError::State {
@@ -136,9 +166,13 @@ impl Id {
                 state: "the channel belongs to another device",
             });
         }
+        let joined = Use::begin(&channel.0, User::Id).map_err(|_| ConnectError::State {
+            call: "migrate",
+            state: "the channel was destroyed",
+        })?;
         let old = self.endpoint().change(|inner, _| {
             let sink = inner.sink.as_mut()?;
-            let old = std::mem::replace(&mut sink.channel, Arc::clone(&channel.0));
+            let old = std::mem::replace(&mut sink.channel, joined);
             // In here, so that no event of this id can overtake those that waited.
             channel.0.adopt(&old, Arc::as_ptr(&self.0));
             Some(old)
@@ -146,6 +180,16 @@ impl Id {
         drop(old);
         channel.0.wake();
         Ok(())
+    }
+
+    /// The id of a request that nobody has fetched goes with its event.
+    pub(super) fn report_to(&self, channel: &Arc<ChannelInner>) {
+        let old = self.endpoint().change(|inner, _| {
+            let sink = inner.sink.as_mut()?;
+            let joined = Use::begin_or_keep(channel, User::Id);
+            Some(std::mem::replace(&mut sink.channel, joined))
+        });
+        drop(old);
     }
 
     fn endpoint(&self) -> &Arc<Endpoint> {

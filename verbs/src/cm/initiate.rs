@@ -11,16 +11,16 @@ use iwarp_rdmap::TerminateCode;
 use tokio::time::timeout_at;
 
 use super::address::Target;
+use super::attach::AttachedStream;
 use super::endpoint::{Agreement, Endpoint};
 use super::error::{ConnectError, Phase, startup_error};
 use super::farewell;
 use super::param::ConnParam;
 use super::socket::{Bound, Conversation, Source};
-use crate::attr::QpState;
 use crate::config::DeviceConfig;
 use crate::engine::Observer;
-use crate::error::Error;
-use crate::qp::QpInner;
+use crate::qp::{NotStarted, QpInner};
+use crate::sys::Socket;
 
 /// How long to wait before a refused connection is tried again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
@@ -77,6 +77,39 @@ pub(crate) async fn run(
         Ok(Err(error)) => return endpoint.fail(error),
         Err(_) => return endpoint.fail(endpoint.timed_out()),
     };
+    conclude(&endpoint, &qp, reached, plan.fpdu_limit).await;
+}
+
+/// Connects the queue pair over a connection that the program made; see [`run`].
+pub(crate) async fn run_attached(
+    endpoint: Arc<Endpoint>,
+    qp: Arc<QpInner>,
+    stream: AttachedStream,
+    plan: Plan,
+) {
+    let deadline = tokio::time::Instant::now() + plan.timeout;
+    let peer = stream.peer;
+    let exchanged = async {
+        let (conversation, read_ahead) = stream.into_conversation()?;
+        // CONN-08 does not apply: there is no second TCP connection to try.
+        exchange(conversation, peer, plan.offer.clone(), &read_ahead)
+            .await
+            .map_err(|cause| ConnectError::startup(peer, Phase::Reply, cause))
+    };
+    match timeout_at(deadline, exchanged).await {
+        Ok(Ok(reached)) => conclude(&endpoint, &qp, reached, plan.fpdu_limit).await,
+        Ok(Err(error)) => endpoint.fail(error),
+        Err(_) => endpoint.fail(endpoint.timed_out()),
+    }
+}
+
+/// Makes of a whole Reply whatever it says.
+async fn conclude(
+    endpoint: &Arc<Endpoint>,
+    qp: &Arc<QpInner>,
+    reached: Reached,
+    fpdu_limit: FpduLimit,
+) {
     let Reached { conversation, peer, local, outcome, leftover } = reached;
     match outcome {
         Outcome::Accepted(negotiated) => {
@@ -84,17 +117,12 @@ pub(crate) async fn run(
             if !endpoint.open(agreement, &negotiated.private_data) {
                 return;
             }
-            let state = qp.state.get();
-            if state != QpState::Init {
-                let error = Error::State { what: "start the connection", state };
-                endpoint.fail(ConnectError::queue_pair(error));
-                return apologize(&endpoint, conversation, &negotiated).await;
-            }
-            let observer: Arc<dyn Observer> = Arc::<Endpoint>::clone(&endpoint);
+            let observer: Arc<dyn Observer> = Arc::<Endpoint>::clone(endpoint);
             let socket = conversation.into_socket();
-            let started =
-                qp.start(socket, &negotiated, leftover, Some(observer), plan.fpdu_limit, None);
-            endpoint.started(&qp, started);
+            let started = qp.start(socket, &negotiated, leftover, Some(observer), fpdu_limit, None);
+            if let Err(socket) = endpoint.started(qp, started) {
+                apologize(endpoint, socket, &negotiated).await;
+            }
         }
         // MPA-027
         Outcome::Rejected(rejection) => {
@@ -115,7 +143,8 @@ pub(crate) async fn run(
             let code = TerminateCode::from_parts(2, 0, reason.code());
             let socket = conversation.into_socket();
             let end = Some(code);
-            if let Err(error) = qp.start(socket, &negotiated, leftover, None, plan.fpdu_limit, end)
+            if let Err(NotStarted { error, .. }) =
+                qp.start(socket, &negotiated, leftover, None, fpdu_limit, end)
             {
                 tracing::debug!(%peer, %error, "no Terminate could be sent");
             }
@@ -125,9 +154,10 @@ pub(crate) async fn run(
 }
 
 /// Tells the peer, which is in Full Operation already, that this side cannot follow (CONN-27).
-async fn apologize(endpoint: &Endpoint, conversation: Conversation, negotiated: &Negotiated) {
+async fn apologize(endpoint: &Endpoint, socket: Socket, negotiated: &Negotiated) {
     let limit = endpoint.device.config.close_grace;
     let Some(fpdu) = farewell::terminate(negotiated, TerminateCode::SETUP_LOCAL) else { return };
+    let Ok(conversation) = Conversation::accepted(socket) else { return };
     let sent = tokio::time::timeout(limit, conversation.write_all(&fpdu)).await;
     if matches!(sent, Ok(Ok(()))) {
         conversation.close_gracefully(limit).await;
@@ -202,7 +232,7 @@ async fn converse(
     plan: &Plan,
 ) -> Result<Reached, ConnectError> {
     endpoint.enter_phase(Phase::Reply);
-    let cause = match exchange(conversation, addr, plan.offer.clone()).await {
+    let cause = match exchange(conversation, addr, plan.offer.clone(), &[]).await {
         Ok(reached) => return Ok(reached),
         Err(cause) => cause,
     };
@@ -216,16 +246,19 @@ async fn converse(
     let Ok(conversation) = dial(endpoint, addr, None, source).await else {
         return Err(error);
     };
-    exchange(conversation, addr, plan.revision_1())
+    exchange(conversation, addr, plan.revision_1(), &[])
         .await
         .map_err(|cause| ConnectError::startup(addr, Phase::Reply, cause))
 }
 
 /// Sends the Request and takes the Reply, which may come in any pieces (FC-002).
+///
+/// `read_ahead` has come in before: the stream was used for something else until now.
 async fn exchange(
     conversation: Conversation,
     peer: SocketAddr,
     offer: Offer,
+    read_ahead: &[u8],
 ) -> Result<Reached, StartupError> {
     let mut initiator = Initiator::new(offer, Instant::now()).map_err(startup_error)?;
     while let Some(request) = initiator.poll_transmit() {
@@ -234,12 +267,8 @@ async fn exchange(
         }
     }
     let mut buffer = [0; 2048];
+    let mut input = read_ahead;
     loop {
-        let received = match conversation.read(&mut buffer).await {
-            Ok(received) if received > 0 => received,
-            Ok(_) | Err(_) => return Err(startup_error(initiator.handle_eof())),
-        };
-        let input = buffer.get(..received).unwrap_or_default();
         let (taken, outcome) = initiator.handle_input(input).map_err(startup_error)?;
         if let Some(outcome) = outcome {
             // FC-001: what follows the Reply is the FPDU stream's.
@@ -247,5 +276,10 @@ async fn exchange(
             let local = conversation.local_addr();
             return Ok(Reached { conversation, peer, local, outcome, leftover });
         }
+        let received = match conversation.read(&mut buffer).await {
+            Ok(received) if received > 0 => received,
+            Ok(_) | Err(_) => return Err(startup_error(initiator.handle_eof())),
+        };
+        input = buffer.get(..received).unwrap_or_default();
     }
 }

@@ -180,6 +180,12 @@ impl Listener {
         self.acceptor.addr()
     }
 
+    /// Stops listening, as dropping it does: the port is free when this returns, and the requests that
+    /// nobody took are rejected. Requests that were taken are not concerned. Never blocks.
+    pub fn destroy(self) {
+        drop(self);
+    }
+
     /// Takes a request if one is there. Never blocks.
     #[must_use]
     pub fn try_accept(&self) -> Option<ConnectRequest> {

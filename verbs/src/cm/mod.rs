@@ -65,6 +65,7 @@
 
 mod accept;
 mod address;
+mod attach;
 mod close;
 mod connection;
 mod endpoint;
@@ -83,12 +84,14 @@ use std::sync::Arc;
 use tokio::runtime;
 
 pub use address::Address;
+pub use attach::Attach;
 pub use close::CloseReason;
 pub use connection::{Connecting, Connection};
 pub use error::{ConnectError, Phase};
 pub use event::{Event, EventChannel, EventKind};
 pub(crate) use handshakes::Handshakes;
 pub use id::Id;
+pub use iwarp_mpa::Role;
 pub use listen::{ConnectRequest, Listener};
 pub use param::{BindOptions, ConnParam, ListenConfig};
 
@@ -112,6 +115,58 @@ pub fn connect(
     let endpoint = Endpoint::new(Arc::clone(&qp.0.inner.device), Stage::Idle, None);
     let handle = Handle(endpoint);
     handle.0.connect(&addr.into(), qp, param)?;
+    Ok(Connecting::new(handle, qp.clone()))
+}
+
+/// Makes an RDMA connection of a TCP connection that exists already, and may have carried something else
+/// until now (MPA-002): the Rust style.
+///
+/// Both programs have to know where in each direction the other use of the stream ends, and which of
+/// them is the [`Role::Initiator`]: that one sends the Request, the other one waits for it, and accepts
+/// it with what `param` says. From the call on the stream belongs to the connection; what the program
+/// has read of it too far goes into [`Attach::read_ahead`].
+///
+/// Returns at once; the start-up goes on in the background, with the time limit of
+/// [`ConnParam::timeout`] or else of the device ([`connect_timeout`], [`accept_timeout`]). The initiator
+/// does not try revision 1 by itself, as that would take another connection. An error here means that
+/// nothing was sent and that the queue pair can be used again; the stream is closed then, as it is when
+/// the start-up fails later (MPA-022). For the queue pair see [`connect`].
+///
+/// [`connect_timeout`]: crate::DeviceConfig::connect_timeout
+/// [`accept_timeout`]: crate::DeviceConfig::accept_timeout
+///
+/// ```
+/// use std::net::{TcpListener, TcpStream};
+/// use std::time::Duration;
+/// use iwarp_verbs::cm::{self, ConnParam, Role};
+/// use iwarp_verbs::{Device, DeviceConfig, QpConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(DeviceConfig::default())?;
+/// let (pd, cq) = (device.alloc_pd(), device.create_cq(16)?);
+/// let (here, there) = (pd.create_qp(&QpConfig::new(&cq))?, pd.create_qp(&QpConfig::new(&cq))?);
+///
+/// let listener = TcpListener::bind("127.0.0.1:0")?;
+/// let client = TcpStream::connect(listener.local_addr()?)?;
+/// let (server, _) = listener.accept()?;
+/// // ... the two talk, and agree to go on with RDMA ...
+/// let accepting = cm::attach(server, Role::Responder, &there, ConnParam::default())?;
+/// let connecting = cm::attach(client, Role::Initiator, &here, ConnParam::default())?;
+/// let limit = Duration::from_secs(10);
+/// let (_there, here) = (accepting.wait(limit)?, connecting.wait(limit)?);
+/// assert_eq!(here.peer_addr(), listener.local_addr()?);
+/// # Ok(())
+/// # }
+/// ```
+pub fn attach(
+    stream: impl Into<Attach>,
+    role: Role,
+    qp: &QueuePair,
+    param: ConnParam,
+) -> Result<Connecting, ConnectError> {
+    let endpoint = Endpoint::new(Arc::clone(&qp.0.inner.device), Stage::Idle, None);
+    let handle = Handle(endpoint);
+    handle.0.attach(stream.into(), role, qp, param)?;
     Ok(Connecting::new(handle, qp.clone()))
 }
 

@@ -75,6 +75,13 @@ impl Ack {
     }
 }
 
+impl Clone for Ack {
+    /// Each copy is acknowledged for itself.
+    fn clone(&self) -> Self {
+        self.0.as_ref().map_or_else(Self::none, Unacked::issue)
+    }
+}
+
 impl Drop for Ack {
     fn drop(&mut self) {
         if let Some(of) = self.0.take() {

@@ -1,6 +1,7 @@
 //! What all holders of a queue pair share, and what they may ask of it.
 
 use std::fmt;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -17,6 +18,7 @@ use super::sq::SendQueue;
 use super::state::{Action, QpEvent, StateCell, transition};
 use super::{QpHandle, WeakQueuePair};
 use crate::attr::{QpAttributes, QpCaps, QpChange, QpConfig, QpState};
+use crate::config::DeviceConfig;
 use crate::cq::CqInner;
 use crate::device::DeviceInner;
 use crate::engine::driver::Driver;
@@ -81,6 +83,22 @@ impl fmt::Debug for QpInner {
             .field("state", &self.state.get())
             .finish_non_exhaustive()
     }
+}
+
+/// A connection did not begin. Its socket is as it was, for a last word to the peer.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(crate) struct NotStarted {
+    pub(crate) error: Error,
+    pub(crate) socket: Socket,
+}
+
+/// Sets what a connection needs, and gives the EMSS.
+fn prepare(socket: &Socket, config: &DeviceConfig) -> io::Result<u32> {
+    socket.set_no_delay(true)?;
+    socket.set_keepalive(config.keepalive)?;
+    socket.set_user_timeout(config.user_timeout)?;
+    socket.emss()
 }
 
 /// What can be asked about a connection.
@@ -265,8 +283,8 @@ impl QpInner {
     ///
     /// `leftover` are octets of the FPDU stream that were read behind the start-up frame. With `end`
     /// the exchange succeeded on the wire but the connection cannot be used: that Terminate is sent at
-    /// once and the connection ends (CONN-17, CONN-25, CONN-27). On `Err` nothing has begun, the socket
-    /// is closed, and the state is what it was.
+    /// once and the connection ends (CONN-17, CONN-25, CONN-27). On `Err` nothing has begun, and the
+    /// state is what it was.
     pub(crate) fn start(
         self: &Arc<Self>,
         socket: Socket,
@@ -275,14 +293,13 @@ impl QpInner {
         observer: Option<Arc<dyn Observer>>,
         fpdu_limit: FpduLimit,
         end: Option<TerminateCode>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NotStarted> {
         let failed = |source| Error::io("prepare a connected socket", source);
         let config = &self.device.config;
-        socket.set_no_delay(true).map_err(failed)?;
-        socket.set_keepalive(config.keepalive).map_err(failed)?;
-        socket.set_user_timeout(config.user_timeout).map_err(failed)?;
-        let emss = socket.emss().map_err(failed)?;
-        let socket = Arc::new(socket);
+        let emss = match prepare(&socket, config) {
+            Ok(emss) => emss,
+            Err(source) => return Err(NotStarted { error: failed(source), socket }),
+        };
         let sizes = Sizes { limit: fpdu_limit, emss, markers: negotiated.send_markers };
         let mut parameters = StreamConfig::new(negotiated, sizes.plan());
         parameters.strict_receive = config.strict_receive;
@@ -297,14 +314,18 @@ impl QpInner {
         {
             let mut engine = self.engine.lock();
             if engine.is_abandoned() {
-                return Err(Error::Destroyed { what: "queue pair" });
+                return Err(NotStarted { error: Error::Destroyed { what: "queue pair" }, socket });
             }
             // From here on posts wait for the lock, so that none finds `Rts` without a connection.
-            self.driver().connect(self, socket.as_fd()).map_err(failed)?;
+            if let Err(source) = self.driver().connect(self, socket.as_fd()) {
+                return Err(NotStarted { error: failed(source), socket });
+            }
             if let Err(state) = self.state.step(QpEvent::Connected) {
                 self.driver().disconnect(self, socket.as_fd());
-                return Err(Error::State { what: "start the connection", state });
+                let error = Error::State { what: "start the connection", state };
+                return Err(NotStarted { error, socket });
             }
+            let socket = Arc::new(socket);
             self.send_cq.socket_added(self, &socket);
             self.recv_cq.socket_added(self, &socket);
             *self.observer.lock() = observer;
@@ -560,5 +581,46 @@ impl Drop for QpInner {
     fn drop(&mut self) {
         // Events about it that nobody fetched would stay for ever, and its number is free for another.
         self.device.bury_qp_events(self.number);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use rustix::net::sockopt;
+
+    use super::*;
+
+    fn connected() -> (TcpStream, Socket) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (peer, Socket::from_stream(listener.accept().unwrap().0).unwrap())
+    }
+
+    // MPA-091
+    #[test]
+    fn what_the_device_says_is_set_on_the_socket() {
+        let (_peer, socket) = connected();
+        let [idle, interval] = [7, 3].map(Duration::from_secs);
+        let config = DeviceConfig::default()
+            .keepalive(idle, interval, 4)
+            .user_timeout(Duration::from_millis(9500));
+        assert!(prepare(&socket, &config).unwrap() >= 536);
+        assert!(sockopt::tcp_nodelay(&socket).unwrap());
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), idle);
+        assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), interval);
+        assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), 4);
+        #[cfg(target_os = "linux")]
+        assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 9500);
+
+        let config = config.no_keepalive().user_timeout(Duration::ZERO);
+        prepare(&socket, &config).unwrap();
+        assert!(!sockopt::socket_keepalive(&socket).unwrap());
+        #[cfg(target_os = "linux")]
+        assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 0);
     }
 }

@@ -24,7 +24,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub use self::inner::Ending;
-pub(crate) use self::inner::QpInner;
+pub(crate) use self::inner::{NotStarted, QpInner};
 use self::wqe::Reply;
 use crate::attr::{QpAttributes, QpChange, QpConfig, QpState};
 use crate::cq::CompletionQueue;

@@ -318,13 +318,24 @@ impl Socket {
         socket2::SockRef::from(&self.fd).tcp_mss()
     }
 
+    /// Takes over a TCP socket that the program made itself; fails for any other descriptor.
+    pub(crate) fn adopt(descriptor: OwnedFd) -> io::Result<Self> {
+        if sockopt::socket_type(&descriptor)? != SocketType::STREAM {
+            return Err(Errno::PROTOTYPE.into());
+        }
+        let family = net::getsockname(&descriptor)?.address_family();
+        if ![AddressFamily::INET, AddressFamily::INET6].contains(&family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        rustix::io::ioctl_fionbio(&descriptor, true)?;
+        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)?;
+        Self::tcp(descriptor)
+    }
+
     /// Takes over a connection that the program made itself.
     #[cfg(test)]
     pub(crate) fn from_stream(stream: TcpStream) -> io::Result<Self> {
-        let fd = OwnedFd::from(stream);
-        rustix::io::ioctl_fionbio(&fd, true)?;
-        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
-        Self::tcp(fd)
+        Self::adopt(stream.into())
     }
 
     /// Where a send cannot be told to raise no signal, the socket is.

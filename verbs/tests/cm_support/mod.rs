@@ -1,11 +1,14 @@
 //! What the tests of the connection manager share: a device with queues, and a peer that speaks raw
 //! octets.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod ends;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use iwarp_mpa::{
@@ -15,6 +18,9 @@ use iwarp_verbs::cm::{Event, EventChannel, EventKind, Listener};
 use iwarp_verbs::{
     CompletionQueue, Device, DeviceConfig, ProtectionDomain, QpConfig, QueuePair, WorkCompletion,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub(crate) use ends::{Ends, Pair};
 
 /// No test waits longer than this for anything: it hangs only if something is broken.
 pub(crate) const GUARD: Duration = Duration::from_secs(30);
@@ -88,6 +94,12 @@ pub(crate) fn expect_none(channel: &EventChannel) {
     }
 }
 
+/// Whether a descriptor is readable at this moment.
+pub(crate) fn readable(channel: &EventChannel) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+}
+
 /// One end of a TCP connection that does what a test says, well formed or not.
 pub(crate) struct Peer {
     pub(crate) stream: TcpStream,
@@ -100,7 +112,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn connect(addr: SocketAddr) -> Self {
-        Self::new(TcpStream::connect(addr).unwrap())
+        Self::over(TcpStream::connect(addr).unwrap())
     }
 
     /// Waits for a connection; the listener is one of the test's own.
@@ -111,7 +123,7 @@ impl Peer {
             match listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false).unwrap();
-                    return Self::new(stream);
+                    return Self::over(stream);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     assert!(started.elapsed() < GUARD, "nobody connects");
@@ -122,7 +134,8 @@ impl Peer {
         }
     }
 
-    fn new(stream: TcpStream) -> Self {
+    /// The far end of a connection that is there already.
+    pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(GUARD)).unwrap();
         stream.set_write_timeout(Some(GUARD)).unwrap();
         stream.set_nodelay(true).unwrap();

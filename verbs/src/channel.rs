@@ -97,6 +97,7 @@ impl CompletionChannel {
     /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected; [`Error::Destroyed`] if
     /// the channel is.
     pub fn get_event(&self) -> Result<Option<CqEvent>, Error> {
+        self.0.device.check_origin()?;
         if self.0.users.is_destroyed() {
             return Err(Error::Destroyed { what: ChannelInner::WHAT });
         }

@@ -14,6 +14,7 @@ use crate::engine::driver::Driver;
 use crate::error::Error;
 use crate::event::AsyncEvent;
 use crate::event::AsyncEvents;
+use crate::mem::Origin;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::stats::{DeviceCounters, DeviceStats};
 use crate::sys::Sockets;
@@ -24,6 +25,17 @@ use crate::wr::MESSAGE_MAX;
 ///
 /// A handle, cheap to clone; its objects keep it alive. Opening starts no thread: the first connection
 /// starts the driver, the thread that moves connections when no call of the program does.
+///
+/// # After `fork`
+///
+/// A child has copies of its parent's objects, but the connections are the parent's alone, and go on there
+/// undisturbed (FC-064). Calls with these objects fail in the child with [`Error::Forked`] and its like in
+/// [`PostErrorCause`](crate::PostErrorCause::Forked) and [`ConnectError`](crate::cm::ConnectError::Forked), or
+/// find nothing where there is no error to give; dropping them closes nothing. Their memory is the child's
+/// own copy, as all other memory is. A child that opens a device of its own has all that a new process has;
+/// keys and queue pair numbers are drawn anew. Descriptors are closed when another program is executed.
+/// Not to be done: to fork in one thread while another one is making, destroying or closing things, and to
+/// use or to drop just these in the child.
 #[derive(Debug, Clone)]
 pub struct Device(pub(crate) Arc<DeviceInner>);
 
@@ -31,6 +43,8 @@ pub struct Device(pub(crate) Arc<DeviceInner>);
 #[derive(Debug)]
 pub(crate) struct DeviceInner {
     pub(crate) config: DeviceConfig,
+    /// The process that opened it.
+    pub(crate) origin: Origin,
     pub(crate) handshakes: Arc<Handshakes>,
     pub(crate) counters: DeviceCounters,
     pub(crate) sockets: Sockets,
@@ -51,6 +65,7 @@ impl DeviceInner {
         let events = Arc::new(events);
         Ok(Arc::new(Self {
             handshakes: Handshakes::new(config.max_pending_handshakes),
+            origin: Origin::here(),
             counters: DeviceCounters::default(),
             sockets: Sockets::new(config.network.clone()),
             driver: Driver::new(config.memory_budget, Arc::clone(&events)),
@@ -60,6 +75,11 @@ impl DeviceInner {
             next_srq: AtomicU32::new(0),
             config,
         }))
+    }
+
+    /// Fails in a process that was forked from the one that opened the device (FC-064).
+    pub(crate) fn check_origin(&self) -> Result<(), Error> {
+        if self.origin.is_here() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// What moves connections when nobody else does.
@@ -129,6 +149,7 @@ impl Device {
     /// [`Error::Limit`] beyond [`DeviceLimits::max_cqe`] (FC-043), [`Error::Empty`] for 0,
     /// [`Error::Destroyed`] if the device is.
     pub fn create_cq(&self, entries: u32) -> Result<CompletionQueue, Error> {
+        self.0.check_origin()?;
         CqInner::new(&self.0, entries, None).map(CompletionQueue::from_inner)
     }
 
@@ -142,6 +163,7 @@ impl Device {
         entries: u32,
         channel: &CompletionChannel,
     ) -> Result<CompletionQueue, Error> {
+        self.0.check_origin()?;
         if !Arc::ptr_eq(&channel.inner().device, &self.0) {
             return Err(Error::ForeignDevice { what: "completion channel" });
         }
@@ -193,6 +215,7 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected.
     pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        self.0.check_origin()?;
         self.0.events.next().map_err(events_failed)
     }
 
@@ -209,6 +232,7 @@ impl Device {
     ) -> Result<Option<AsyncEvent>, Error> {
         // A time that cannot be expressed never comes.
         let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
+        self.0.check_origin()?;
         self.0.events.wait(deadline).map_err(events_failed)
     }
 
@@ -219,6 +243,7 @@ impl Device {
     /// # Errors
     /// As [`next_async_event`](Self::next_async_event).
     pub async fn async_event(&self) -> Result<AsyncEvent, Error> {
+        self.0.check_origin()?;
         self.0.events.arrival().await.map_err(events_failed)
     }
 
@@ -232,6 +257,7 @@ impl Device {
     /// [`Error::Busy`] while objects that were made from it exist, with the kind that has to go first;
     /// [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
+        self.0.check_origin()?;
         self.0.users.destroy(DeviceInner::WHAT)?;
         self.0.driver.stop();
         Ok(())

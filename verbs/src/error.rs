@@ -64,6 +64,11 @@ pub enum Error {
         what: &'static str,
     },
 
+    /// The process was forked from the one that opened the device, and has to open one of its own: the
+    /// connections are the parent's (FC-064).
+    #[error("the device belongs to the process that this one was forked from")]
+    Forked,
+
     /// The object is still in use.
     #[error("the {what} is in use by {users} {by}")]
     Busy {
@@ -155,6 +160,7 @@ impl Error {
             | Self::Acknowledged { .. }
             | Self::CqContent { .. }
             | Self::Memory(_) => Errno::INVAL,
+            Self::Forked => Errno::NODEV,
             Self::Busy { .. } => Errno::BUSY,
             Self::CqOverrun { .. } => Errno::IO,
             Self::Io { source, .. } => {

@@ -64,6 +64,7 @@ impl ProtectionDomain {
     /// its device or one of them is gone; [`Error::CqOverrun`] if a completion queue has overrun.
     pub fn create_qp(&self, config: &QpConfig) -> Result<QueuePair, Error> {
         let device = &self.0.device;
+        device.check_origin()?;
         config.check(&device.config.limits)?;
         if device.users().is_destroyed() {
             return Err(Error::Destroyed { what: DeviceInner::WHAT });

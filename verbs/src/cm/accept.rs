@@ -180,6 +180,7 @@ impl Endpoint {
 
     /// Rejects the Request that waits here. After an error it still waits.
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), ConnectError> {
+        super::check_origin(&self.device)?;
         let (pending, reply) = self.change(|inner, _| {
             let pending = match std::mem::take(&mut inner.stage) {
                 Stage::Requested(pending) => pending,

@@ -104,6 +104,11 @@ pub(crate) struct Handle(pub(crate) Arc<Endpoint>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.0.device.origin.is_here() {
+            // FC-064: the parent's, with sockets in a reactor that is the parent's as well.
+            std::mem::forget(Arc::clone(&self.0));
+            return;
+        }
         self.0.release();
     }
 }
@@ -321,6 +326,7 @@ impl Endpoint {
 
     /// Ends an established connection in order; also one that has ended already (FC-047).
     pub(crate) fn disconnect(&self) -> Result<(), ConnectError> {
+        super::check_origin(&self.device)?;
         let qp = self.look(|inner| match &inner.stage {
             Stage::Established(..) => Ok(inner.qp.clone()),
             Stage::Closed(..) => Ok(None),
@@ -342,6 +348,7 @@ impl Endpoint {
     /// As [`release`](Self::release), and blocks until fetched events are acknowledged (FC-040). Fails if
     /// that was done before.
     pub(crate) fn destroy(&self) -> Result<(), ConnectError> {
+        super::check_origin(&self.device)?;
         let unacked = self.look(|inner| match &inner.stage {
             released @ Stage::Released => Err(released.refuses("destroy")),
             _ => Ok(inner.sink.as_ref().map(|sink| Arc::clone(&sink.unacked))),

@@ -200,6 +200,10 @@ pub enum ConnectError {
         state: &'static str,
     },
 
+    /// The process was forked from the one that opened the device (FC-064).
+    #[error("the device belongs to the process that this one was forked from")]
+    Forked,
+
     /// The set-up was given up by this side: its id or future was dropped, or the device was closed.
     #[error("connection set-up was cancelled")]
     Cancelled,
@@ -276,6 +280,7 @@ impl ConnectError {
             Self::Protocol { .. } | Self::InsufficientIrd { .. } | Self::NoCommonRtr { .. } => {
                 Errno::PROTO
             }
+            Self::Forked => Errno::NODEV,
             Self::Cancelled => Errno::CANCELED,
         };
         errno.raw_os_error()

@@ -172,6 +172,9 @@ impl EventChannel {
             if let Some(event) = self.0.pop() {
                 return Some(event);
             }
+            if !self.0.device.origin.is_here() {
+                return None;
+            }
             let arrival = self.0.arrived.listen();
             if let Some(event) = self.0.pop() {
                 return Some(event);
@@ -240,6 +243,10 @@ impl ChannelInner {
     }
 
     fn pop(&self) -> Option<Event> {
+        if !self.device.origin.is_here() {
+            // FC-064: the parent's.
+            return None;
+        }
         loop {
             let queued = {
                 let mut queue = self.queue.lock();
@@ -360,6 +367,7 @@ impl From<&ConnectError> for EventKind {
             | ConnectError::Depth { .. }
             | ConnectError::Driver(_)
             | ConnectError::NotConnected(_)
+            | ConnectError::Forked
             | ConnectError::NoRequest { .. }
             | ConnectError::Cancelled => Self::ConnectError,
         }

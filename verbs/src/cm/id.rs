@@ -52,6 +52,7 @@ impl Id {
     /// from. With port 0 the system chooses, and [`local_addr`](Self::local_addr) tells at once
     /// (FC-055).
     pub fn bind(&self, addr: impl Into<Address>, options: BindOptions) -> Result<(), ConnectError> {
+        super::check_origin(&self.endpoint().device)?;
         // Outside of the lock: a name may take its time.
         let bound = bind_first(&self.endpoint().device.sockets, &addr.into(), options)?;
         self.endpoint().change(|inner, _| match inner.stage {
@@ -160,6 +161,7 @@ impl Id {
     /// already included, and for a listener the requests, with their new ids. Events that were fetched
     /// before stay with who fetched them. Never blocks.
     pub fn migrate(&self, channel: &EventChannel) -> Result<(), ConnectError> {
+        super::check_origin(&self.endpoint().device)?;
         if !Arc::ptr_eq(&self.endpoint().device, &channel.0.device) {
             return Err(ConnectError::State {
                 call: "migrate",

@@ -84,6 +84,11 @@ impl Acceptor {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
+        if !self.shared.device.origin.is_here() {
+            // FC-064: the socket is the parent's, and so is the reactor.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         self.shared.device.end();
         self.shared.socket.close();
         // Also ends the start-ups that are under way.
@@ -189,6 +194,7 @@ impl Listener {
     /// Takes a request if one is there. Never blocks.
     #[must_use]
     pub fn try_accept(&self) -> Option<ConnectRequest> {
+        super::check_origin(&self.acceptor.shared.device).ok()?;
         self.queue.pop()
     }
 
@@ -197,6 +203,7 @@ impl Listener {
         &self,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<ConnectRequest, ConnectError> {
+        super::check_origin(&self.acceptor.shared.device)?;
         let timeout = timeout.into();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

@@ -170,8 +170,14 @@ pub fn attach(
     Ok(Connecting::new(handle, qp.clone()))
 }
 
+/// Fails in a process that was forked from the one that opened the device (FC-064).
+fn check_origin(device: &DeviceInner) -> Result<(), ConnectError> {
+    if device.origin.is_here() { Ok(()) } else { Err(ConnectError::Forked) }
+}
+
 /// The runtime of the device's driver, for set-ups.
 fn runtime(device: &Arc<DeviceInner>) -> Result<runtime::Handle, ConnectError> {
+    check_origin(device)?;
     device.driver().handle().map_err(|cause| ConnectError::Driver(Arc::new(cause)))
 }
 

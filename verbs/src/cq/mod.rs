@@ -336,6 +336,9 @@ impl CqInner {
 
     /// Why no completion will ever come again.
     fn failure(&self) -> Option<Error> {
+        if let Err(forked) = self.device.check_origin() {
+            return Some(forked);
+        }
         if self.is_destroyed() {
             return Some(Error::Destroyed { what: "completion queue" });
         }
@@ -370,6 +373,15 @@ fn check_size(device: &DeviceInner, entries: u32) -> Result<(), Error> {
         return Err(Error::Limit { what, asked: entries.into(), max: max.into() });
     }
     Ok(())
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        // FC-064
+        if !self.device.origin.is_here() {
+            self.reactors.forget();
+        }
+    }
 }
 
 /// Tells those who wait for places, with the ring unlocked.

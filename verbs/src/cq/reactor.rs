@@ -112,6 +112,14 @@ impl Drop for Taken<'_> {
     }
 }
 
+impl Reactors {
+    /// In a forked child: leaves all descriptors where they are. The sets that they would be taken out of
+    /// are the parent's.
+    pub(super) fn forget(&mut self) {
+        std::mem::forget(std::mem::take(self.0.get_mut()));
+    }
+}
+
 impl fmt::Debug for Reactors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reactors").field("places", &self.0.lock().len()).finish()

@@ -25,7 +25,7 @@ use super::budget::Budget;
 use super::gather::Watching;
 use super::{Caller, parking::Parking};
 use crate::event::{AsyncEventKind, AsyncEvents};
-use crate::mem::without_signals;
+use crate::mem::{Origin, without_signals};
 use crate::qp::QpInner;
 use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
 
@@ -33,6 +33,7 @@ use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
 #[derive(Debug)]
 pub(crate) struct Driver {
     budget: Budget,
+    origin: Origin,
     events: Arc<AsyncEvents>,
     /// Only one start at a time, and a failed one may be tried again, unless there is to be none any more.
     starting: Mutex<Start>,
@@ -84,6 +85,7 @@ impl Driver {
     pub(crate) fn new(memory_budget: usize, events: Arc<AsyncEvents>) -> Self {
         Self {
             budget: Budget::new(memory_budget),
+            origin: Origin::here(),
             events,
             starting: Mutex::new(Start::Possible),
             running: OnceLock::new(),
@@ -224,8 +226,11 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Every queue pair holds the device, so none is left.
-        if let Some(shared) = self.running.get() {
+        // Every queue pair holds the device, so none is left. In a forked child the thread is not there, and
+        // the set is the parent's (FC-064).
+        if let Some(shared) = self.running.get()
+            && self.origin.is_here()
+        {
             shared.inbox.lock().ended = true;
             shared.wake();
         }

@@ -269,6 +269,11 @@ impl QpInner {
     }
 
     fn run(self: &Arc<Self>, who: Caller, mut posted: Option<Operation<Wqe>>) -> Drove {
+        if !self.device.origin.is_here() {
+            // FC-064: the connection is the parent's.
+            self.kick.hand_over();
+            return Drove::default();
+        }
         let limit = if who == Caller::Driver { LOOKS_OF_DRIVER } else { LOOKS_FOR_OTHERS };
         self.runs.store(self.runs.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut found_work = false;

@@ -18,6 +18,7 @@
 //! | `table.rs` | keys |
 //! | `iov.rs` | one `sendmsg` over private octets and regions |
 //! | `descriptor.rs` | no memory, but unsafe: descriptors in tokio's reactor |
+//! | `fork.rs` | no memory, but unsafe: forked children find themselves out |
 //! | `signals.rs` | no memory, but unsafe: threads without signals |
 
 #![allow(
@@ -29,6 +30,7 @@ mod access;
 mod buffer;
 mod copy;
 mod descriptor;
+mod fork;
 mod handle;
 mod iov;
 mod region;
@@ -43,6 +45,7 @@ mod use_count;
 pub use access::Access;
 pub use buffer::StableBytes;
 pub(crate) use descriptor::{watch, watch_socket};
+pub(crate) use fork::{Origin, PerProcess, random_u32};
 pub use handle::{MemoryRegion, MrSlice, Owned, RegisterError, RemoteMemory};
 pub(crate) use iov::{GatherList, SendFlags};
 pub(crate) use region::{Domain, PdId, Peer, Region};

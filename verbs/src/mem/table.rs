@@ -4,14 +4,14 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 
 use iwarp_ddp::Stag;
 use parking_lot::{Mutex, RwLock};
 use rand::TryRng;
 use rand::rngs::SysRng;
 
-use super::{MemoryError, Region};
+use super::{MemoryError, PerProcess, Region};
 
 /// Look-ups of different keys rarely meet in one lock.
 const SHARDS: usize = 16;
@@ -54,8 +54,8 @@ impl KeyTable {
 
     /// The one table of this process: keys are unique across devices.
     pub(crate) fn of_process() -> &'static Self {
-        static TABLE: LazyLock<KeyTable> = LazyLock::new(KeyTable::new);
-        &TABLE
+        static TABLE: PerProcess<KeyTable> = PerProcess::new(KeyTable::new);
+        TABLE.get()
     }
 
     /// Draws a key. It names nothing until [`publish`](Self::publish), and is given back with

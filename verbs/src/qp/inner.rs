@@ -353,7 +353,7 @@ impl QpInner {
     /// Ends the connection after all that is posted. In the end as [`disconnect`](Self::disconnect), if
     /// that takes too long. Never blocks.
     pub(crate) fn close(self: &Arc<Self>) {
-        if self.state.get() == QpState::Rts {
+        if self.state.get() == QpState::Rts && self.device.origin.is_here() {
             self.ask(Asked::CLOSE);
             self.drive(Caller::Post);
         }
@@ -384,6 +384,9 @@ impl QpInner {
 
     /// Takes a step of the state table and does what it says.
     fn change(self: &Arc<Self>, event: QpEvent) {
+        if !self.device.origin.is_here() {
+            return;
+        }
         self.send_gathered();
         if let Ok(action) = self.state.step(event) {
             self.act(action);
@@ -403,6 +406,7 @@ impl QpInner {
 
     /// Changes state or attributes, all or nothing.
     pub(super) fn modify(self: &Arc<Self>, change: &QpChange) -> Result<(), Error> {
+        self.device.check_origin()?;
         if self.is_gone() {
             return Err(Error::Destroyed { what: "queue pair" });
         }
@@ -500,6 +504,7 @@ impl QpInner {
     /// Takes everything away at once. Waits for the pass that may be running, and, after `released` was
     /// called, for events to be acknowledged.
     pub(super) fn destroy(self: &Arc<Self>, released: impl FnOnce()) -> Result<(), Error> {
+        self.device.check_origin()?;
         self.send_gathered();
         // FC-076: with the engine locked no pass runs, and those that follow find nothing to touch.
         let mut engine = self.engine.lock();

@@ -57,6 +57,11 @@ pub(crate) struct QpHandle {
 
 impl Drop for QpHandle {
     fn drop(&mut self) {
+        if !self.inner.device.origin.is_here() {
+            // FC-064: the parent's, and whoever held a lock of it is not here.
+            std::mem::forget(Arc::clone(&self.inner));
+            return;
+        }
         self.inner.abandon();
     }
 }

@@ -1,9 +1,10 @@
 //! Queue pair numbers: 24 bits, unique in the process.
 
 use std::collections::HashSet;
-use std::sync::LazyLock;
 
 use parking_lot::Mutex;
+
+use crate::mem::{PerProcess, random_u32};
 
 /// Numbers in use, and where to look for the next.
 struct Numbers {
@@ -11,10 +12,10 @@ struct Numbers {
     next: u32,
 }
 
-static NUMBERS: LazyLock<Mutex<Numbers>> = LazyLock::new(|| {
+static NUMBERS: PerProcess<Mutex<Numbers>> = PerProcess::new(|| {
     // A random start, so that two processes of one host, or one before and after a restart, seldom
     // share numbers.
-    Mutex::new(Numbers { used: HashSet::new(), next: rand::random() })
+    Mutex::new(Numbers { used: HashSet::new(), next: random_u32() })
 });
 
 const MASK: u32 = 0xff_ffff;
@@ -29,7 +30,7 @@ pub(super) struct Number(u32);
 impl Number {
     /// The next free number; `None` if all sixteen million are taken.
     pub(super) fn draw() -> Option<Self> {
-        let mut numbers = NUMBERS.lock();
+        let mut numbers = NUMBERS.get().lock();
         if numbers.used.len() >= (MASK - RESERVED) as usize {
             return None;
         }
@@ -49,7 +50,7 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        NUMBERS.lock().used.remove(&self.0);
+        NUMBERS.get().lock().used.remove(&self.0);
     }
 }
 

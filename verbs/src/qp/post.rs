@@ -12,7 +12,7 @@ use super::wqe::{RecvWqe, Reply, SendWqe, Wqe};
 use crate::attr::QpState;
 use crate::engine::Caller;
 use crate::engine::gather::Way;
-use crate::mem::KeyTable;
+use crate::mem::{KeyTable, random_u32};
 use crate::wr::{PostError, PostErrorCause, RecvRequest, SendFlags, SendOperation, SendRequest};
 
 /// Requests of a list that are appended under one lock.
@@ -144,6 +144,9 @@ impl QpInner {
     /// Checks a request and takes its place in the queue. Returns the length of the message.
     #[inline]
     fn admit_send(&self, request: &SendRequest) -> Result<u32, PostErrorCause> {
+        if !self.device.origin.is_here() {
+            return Err(PostErrorCause::Forked);
+        }
         let len = request.check(&self.caps, self.domain)?;
         if !self.extensions && request.operation.is_extension() {
             // FC-073: what the peer does not know is not sent.
@@ -167,6 +170,9 @@ impl QpInner {
 
     #[inline]
     fn admit_recv(&self, request: &RecvRequest) -> Result<(), PostErrorCause> {
+        if !self.device.origin.is_here() {
+            return Err(PostErrorCause::Forked);
+        }
         if self.rq.share().is_some() {
             return Err(PostErrorCause::SharedReceives);
         }
@@ -238,7 +244,7 @@ fn immediate(imm: u32) -> [u8; IMMEDIATE_LEN] {
 /// that the peer learns no key of ours and cannot use it for anything but the response (FC-026).
 fn draw_sink() -> Stag {
     loop {
-        let drawn = Stag::from_raw(rand::random());
+        let drawn = Stag::from_raw(random_u32());
         if drawn.raw() != 0 && KeyTable::of_process().lookup(drawn).is_none() {
             return drawn;
         }

@@ -98,6 +98,9 @@ pub enum PostErrorCause {
         /// The element, from 0.
         element: usize,
     },
+    /// The process was forked from the one that opened the device (FC-064).
+    #[error("the device belongs to the process that this one was forked from")]
+    Forked,
     /// Something that iWARP, or this version, does not know.
     #[error("{0} is not supported")]
     NotSupported(&'static str),
@@ -111,6 +114,7 @@ impl PostErrorCause {
         match self {
             Self::QueueFull { .. } => Errno::NOMEM,
             Self::NotSupported(_) => Errno::OPNOTSUPP,
+            Self::Forked => Errno::NODEV,
             _ => Errno::INVAL,
         }
         .raw_os_error()

@@ -145,9 +145,7 @@ impl Error {
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;
         let errno = match self {
-            Self::Memory(MemoryError::OutOfMemory { .. } | MemoryError::NoKeyLeft { .. }) => {
-                Errno::NOMEM
-            }
+            Self::Memory(error) => return error.errno(),
             Self::Config(_)
             | Self::Limit { .. }
             | Self::Empty { .. }
@@ -158,8 +156,7 @@ impl Error {
             | Self::Destroyed { .. }
             | Self::State { .. }
             | Self::Acknowledged { .. }
-            | Self::CqContent { .. }
-            | Self::Memory(_) => Errno::INVAL,
+            | Self::CqContent { .. } => Errno::INVAL,
             Self::Forked => Errno::NODEV,
             Self::Busy { .. } => Errno::BUSY,
             Self::CqOverrun { .. } => Errno::IO,

@@ -156,7 +156,8 @@ pub use event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use iwarp_mpa::{FpduLimit, Revision, RtrTypes};
 pub use iwarp_rdmap::{Initiator, Terminate, TerminateCode};
 pub use mem::{
-    Access, MemoryError, MemoryRegion, MrSlice, Owned, RegisterError, RemoteMemory, StableBytes,
+    Access, FastRegion, Mapping, MemoryError, MemoryRegion, MemoryWindow, MrSlice, Owned,
+    RegisterError, RemoteMemory, StableBytes, WindowBinding, WindowType,
 };
 pub use network::{ConnectionReport, Cuts, Direction, Faults, Loss, MemoryNetwork};
 pub use pd::ProtectionDomain;

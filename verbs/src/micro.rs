@@ -9,7 +9,8 @@ use crate::pd::ProtectionDomain;
 /// up, and all checks are made before the copy. Whether it was placed.
 #[must_use]
 pub fn place(pd: &ProtectionDomain, key: u32, offset: u64, payload: &[u8]) -> bool {
-    let peer = Peer { domain: pd.0.id, rights: Access::all(), invalidates: true };
+    let domain = pd.0.id;
+    let peer = Peer { domain, stream: domain, rights: Access::all(), invalidates: true };
     let stag = Stag::from_raw(key);
     let region = KeyTable::of_process().lookup(stag);
     region.is_some_and(|region| region.place(peer, stag, offset, payload).is_ok())

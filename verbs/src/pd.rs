@@ -44,11 +44,15 @@ impl PdInner {
     /// The domain as registered memory sees it: one for each region, which counts as a user until it is
     /// deregistered.
     pub(crate) fn domain(self: &Arc<Self>) -> Result<Domain, MemoryError> {
+        self.domain_for(User::MemoryRegion)
+    }
+
+    /// The same, for this kind of user.
+    pub(crate) fn domain_for(self: &Arc<Self>, user: User) -> Result<Domain, MemoryError> {
         if self.device.users().is_destroyed() {
             return Err(MemoryError::DomainDestroyed);
         }
-        let parent = Use::begin(self, User::MemoryRegion)
-            .map_err(|_destroyed| MemoryError::DomainDestroyed)?;
+        let parent = Use::begin(self, user).map_err(|_destroyed| MemoryError::DomainDestroyed)?;
         Ok(Domain { id: self.id, parent: Arc::new(parent) })
     }
 }

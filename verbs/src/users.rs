@@ -16,6 +16,7 @@ pub(crate) enum User {
     EventChannel,
     QueuePair,
     SharedReceiveQueue,
+    MemoryWindow,
     MemoryRegion,
     CompletionQueue,
     CompletionChannel,
@@ -23,12 +24,13 @@ pub(crate) enum User {
 }
 
 impl User {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Id,
         Self::Listener,
         Self::EventChannel,
         Self::QueuePair,
         Self::SharedReceiveQueue,
+        Self::MemoryWindow,
         Self::MemoryRegion,
         Self::CompletionQueue,
         Self::CompletionChannel,
@@ -43,6 +45,7 @@ impl User {
             Self::EventChannel => ("event channel", "event channels"),
             Self::QueuePair => ("queue pair", "queue pairs"),
             Self::SharedReceiveQueue => ("shared receive queue", "shared receive queues"),
+            Self::MemoryWindow => ("memory window", "memory windows"),
             Self::MemoryRegion => ("memory region", "memory regions"),
             Self::CompletionQueue => ("completion queue", "completion queues"),
             Self::CompletionChannel => ("completion channel", "completion channels"),

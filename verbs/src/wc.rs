@@ -80,7 +80,8 @@ impl fmt::Display for WcStatus {
 ///
 /// What success proves: a [`Send`](Self::Send) or [`RdmaWrite`](Self::RdmaWrite) has left local memory for
 /// good, so its buffer may be reused, but it need not have arrived; an [`RdmaRead`](Self::RdmaRead) has been
-/// placed, and everything sent before it has arrived; a [`Recv`](Self::Recv) has been placed together with
+/// placed, and everything sent before it has arrived; a window that is bound, a region that is registered or a
+/// key that is invalidated is so from then on, which the peer does not know of; a [`Recv`](Self::Recv) has been placed together with
 /// every earlier Write and Send of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -92,6 +93,12 @@ pub enum WcOpcode {
     RdmaWrite = 1,
     /// An RDMA Read.
     RdmaRead = 2,
+    /// The binding of a memory window.
+    BindMw = 5,
+    /// The invalidation of a key of this side.
+    LocalInv = 6,
+    /// A fast registration. libibverbs has no such operation; the number is one that it does not use.
+    RegMr = 32,
     /// A receive that took a Send.
     Recv = 128,
     /// A receive that took the immediate data of an RDMA Write. All of the Write is placed, and nothing in
@@ -209,6 +216,9 @@ mod tests {
             (WcOpcode::Send, 0, false),
             (WcOpcode::RdmaWrite, 1, false),
             (WcOpcode::RdmaRead, 2, false),
+            (WcOpcode::BindMw, 5, false),
+            (WcOpcode::LocalInv, 6, false),
+            (WcOpcode::RegMr, 32, false),
             (WcOpcode::Recv, 128, true),
             (WcOpcode::RecvRdmaWithImm, 129, true),
         ];

@@ -1,5 +1,6 @@
 //! Work requests: what a program posts, and why a post can be refused.
 
+mod local;
 mod operation;
 mod refusal;
 #[cfg(test)]
@@ -97,6 +98,8 @@ pub struct SendRequest {
     remote_len: Option<u64>,
     /// An invalidation was asked of something else than a Send: posting refuses it.
     misplaced_invalidate: bool,
+    /// A window is bound in the way that is another type's: posting refuses it.
+    misplaced_window: bool,
 }
 
 impl SendRequest {
@@ -219,6 +222,9 @@ impl SendRequest {
     }
 
     /// Starts the request only when all earlier Reads of the queue pair are complete.
+    ///
+    /// Those that send nothing wait in any case until earlier Sends and Writes have left local memory, so a
+    /// fenced [`local_invalidate`](Self::local_invalidate) waits for all that is ahead of it.
     #[must_use]
     pub fn fence(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
@@ -267,6 +273,7 @@ impl SendRequest {
             flags: SendFlags::SIGNALED,
             remote_len: None,
             misplaced_invalidate: false,
+            misplaced_window: false,
         }
     }
 
@@ -286,6 +293,9 @@ impl SendRequest {
     /// All that posting checks besides the state of the queue pair and the room in its queue. Returns
     /// the length of the message.
     pub(crate) fn check(&self, caps: &QpCaps, domain: PdId) -> Result<u32, PostErrorCause> {
+        if self.operation.is_local() {
+            return self.check_local(domain).map(|()| 0);
+        }
         let (solicitable, read) = match self.operation {
             SendOperation::Send
             | SendOperation::SendWithInvalidate { .. }
@@ -296,8 +306,11 @@ impl SendRequest {
                     "a Send with immediate data, which iWARP cannot carry,",
                 ));
             }
-            SendOperation::RdmaWrite { .. } => (false, false),
             SendOperation::RdmaRead { .. } => (false, true),
+            SendOperation::RdmaWrite { .. }
+            | SendOperation::LocalInvalidate { .. }
+            | SendOperation::BindWindow { .. }
+            | SendOperation::Register { .. } => (false, false),
         };
         if self.misplaced_invalidate {
             return Err(PostErrorCause::NotSupported("invalidation by anything but a Send"));
@@ -388,7 +401,7 @@ fn check_elements(
     need: Access,
 ) -> Result<(), PostErrorCause> {
     let have = match payload {
-        Payload::Inline(_) => return Ok(()),
+        Payload::Inline(_) | Payload::Work(_) => return Ok(()),
         Payload::Slices(slices) => slices.len(),
         Payload::Raw(elements) => elements.len(),
     };

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Outcome, Receive, Received};
+use iwarp_rdmap::{InvalidateRefusal, Memory, Outcome, Receive, Received, WorkRefused};
 
 use super::outbox::Outbox;
 use super::report::{Received as Message, Reporter};
@@ -81,11 +81,34 @@ impl<'a> QpMemory<'a> {
         offset: u64,
         len: usize,
     ) -> Result<(Arc<Region>, usize), Refusal> {
-        let peer = self.peer;
-        let region = self.find(stag)?;
-        let at = region.check_remote(peer, stag, Access::REMOTE_READ, offset, len as u64)?;
+        let (peer, need) = (self.peer, Access::REMOTE_READ);
+        let at =
+            self.with(stag, |region| region.check_remote(peer, stag, need, offset, len as u64))?;
         let region = self.found.clone().ok_or(Refusal::InvalidStag)?;
         Ok((region, at))
+    }
+
+    /// Does something with the region that has this key.
+    ///
+    /// A window or a fast-registered region may have got new memory under the key it had before; then what
+    /// was found last is not it any more, and says so.
+    #[inline]
+    fn with<R>(
+        &mut self,
+        stag: Stag,
+        mut access: impl FnMut(&Region) -> Result<R, Refusal>,
+    ) -> Result<R, Refusal> {
+        match access(self.find(stag)?) {
+            Err(Refusal::InvalidStag) => access(self.find_anew(stag)?),
+            done => done,
+        }
+    }
+
+    #[cold]
+    fn find_anew(&mut self, stag: Stag) -> Result<&Region, Refusal> {
+        self.found = None;
+        *self.recent = Recent::default();
+        self.find(stag)
     }
 
     fn find(&mut self, stag: Stag) -> Result<&Region, Refusal> {
@@ -105,7 +128,7 @@ impl Placement for QpMemory<'_> {
 
     fn place_tagged(&mut self, stag: Stag, offset: u64, payload: &[u8]) -> Result<(), Refusal> {
         let peer = self.peer;
-        self.find(stag)?.place(peer, stag, offset, payload)
+        self.with(stag, |region| region.place(peer, stag, offset, payload))
     }
 
     fn place_local(&mut self, sink: &Wqe, offset: u64, payload: &[u8]) -> Result<(), LocalFault> {
@@ -135,12 +158,13 @@ impl Source for QpMemory<'_> {
     fn check_tagged(&mut self, stag: Stag, offset: u64, len: u32) -> Result<(), Refusal> {
         let peer = self.peer;
         let need = Access::REMOTE_READ;
-        self.find(stag)?.check_remote(peer, stag, need, offset, u64::from(len)).map(drop)
+        self.with(stag, |region| region.check_remote(peer, stag, need, offset, u64::from(len)))
+            .map(drop)
     }
 
     fn read_tagged(&mut self, stag: Stag, offset: u64, into: &mut [u8]) -> Result<(), Refusal> {
         let peer = self.peer;
-        self.find(stag)?.fetch(peer, stag, offset, into)
+        self.with(stag, |region| region.fetch(peer, stag, offset, into))
     }
 
     fn read_local(&mut self, source: &Wqe, offset: u64, into: &mut [u8]) -> Result<(), LocalFault> {
@@ -192,15 +216,34 @@ impl Memory<Wqe> for QpMemory<'_> {
 
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal> {
         let peer = self.peer;
-        // RDMAP-045, RDMAP-077
-        let region = self.find(stag).map_err(|_| InvalidateRefusal::Unknown)?;
+        // RDMAP-045, RDMAP-077. What was found before may be the end of an earlier binding.
+        let region = self.find_anew(stag).map_err(|_| InvalidateRefusal::Unknown)?;
         region.check_invalidate(peer, stag).map_err(|refusal| match refusal {
             Refusal::Rights => InvalidateRefusal::Rights,
             Refusal::NotAssociated => InvalidateRefusal::NotInvalidatable,
             Refusal::InvalidStag | Refusal::Wrap | Refusal::Bounds => InvalidateRefusal::Unknown,
         })?;
-        region.invalidate();
-        Ok(())
+        // A window may have been bound to it just now.
+        region.invalidate().map_err(|_| InvalidateRefusal::NotInvalidatable)
+    }
+
+    fn perform(&mut self, work: &Wqe) -> Result<(), WorkRefused> {
+        let Payload::Work(work) = work.payload() else { return Err(WorkRefused) };
+        if self.closed {
+            return Err(WorkRefused);
+        }
+        match work.perform(self.peer) {
+            Ok(window) => {
+                if let Some(window) = window {
+                    self.qp.owns(&window);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(qp = self.qp.number, %error, ?work, "local work request refused");
+                Err(WorkRefused)
+            }
+        }
     }
 }
 
@@ -268,6 +311,7 @@ pub(super) fn walk<'a>(
                 }
             }
         }
+        Payload::Work(_) => {}
     }
     if cut.done == cut.wanted { Ok(()) } else { Err(LocalFault::Length) }
 }

@@ -62,7 +62,7 @@ impl Reporter {
         // What the request held, a region perhaps, is free before anybody hears that it is done.
         drop(payload);
         let slots = self.unreported + 1;
-        let status = self.status(outcome);
+        let status = self.status(of_operation(outcome, opcode));
         if self.silent && matches!(reply, Reply::Cq) {
             qp.sq.slots.release(slots);
             self.unreported = 0;
@@ -89,7 +89,7 @@ impl Reporter {
     ) {
         let RecvWqe { wr_id, payload, reply } = wqe;
         drop(payload);
-        let status = self.status(outcome);
+        let status = self.status(status(outcome));
         if self.silent && matches!(reply, Reply::Cq) {
             qp.rq.slots.release(1);
             return;
@@ -156,8 +156,7 @@ impl Reporter {
         }
     }
 
-    fn status(&mut self, outcome: Outcome) -> WcStatus {
-        let status = status(outcome);
+    fn status(&mut self, status: WcStatus) -> WcStatus {
         self.culprit |= !matches!(status, WcStatus::Success | WcStatus::WrFlushErr);
         status
     }
@@ -205,6 +204,15 @@ fn deliver(
             slots.release(count);
             out.wakers.extend(slot.complete(wc));
         }
+    }
+}
+
+/// How the end of a request of the send queue is reported.
+#[inline]
+fn of_operation(outcome: Outcome, opcode: WcOpcode) -> WcStatus {
+    match (outcome, opcode) {
+        (Outcome::LocalOperation, WcOpcode::BindMw) => WcStatus::MwBindErr,
+        _ => status(outcome),
     }
 }
 

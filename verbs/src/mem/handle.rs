@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::buffer::{Pages, StableBytes};
 use super::region::{Owner, Registration};
-use super::{Access, Domain, MemoryError, Region};
+use super::{Access, Domain, MemoryError, Region, mapped};
 
 /// Registered memory: octets that the program, this library and peers may touch at once.
 ///
@@ -81,7 +81,7 @@ impl MemoryRegion {
     ///   peer or a work request may write them, no `&mut [u8]` while any may read or write them, and
     ///   other accesses are atomic or volatile.
     ///
-    /// Whether the pages are mapped is not checked: an access to pages that are not ends the process.
+    /// Memory that is not there at the time is refused, where the system can be asked (FC-060).
     pub(crate) unsafe fn register_raw(
         domain: Domain,
         at: NonNull<u8>,
@@ -89,6 +89,8 @@ impl MemoryRegion {
         base: u64,
         access: Access,
     ) -> Result<Self, MemoryError> {
+        access.check()?;
+        mapped::check(at, len, access)?;
         let owner = Owner::Promised;
         // SAFETY: the caller promises it.
         let region =
@@ -215,10 +217,14 @@ impl MemoryRegion {
     ///
     /// When it returns, no octet moves through the key any more and, for memory allocated here, the
     /// memory is gone; work requests that still name the region fail with a protection error. Waits
-    /// for copies in progress, each of which is short. Another handle may have deregistered before:
-    /// then it returns [`MemoryError::Deregistered`], after the same wait.
+    /// for copies in progress, each of which is short.
+    ///
+    /// # Errors
+    /// [`MemoryError::InUse`] while windows are bound to it, or fast-registered regions map it; the region
+    /// stays as it is, and lives on with its other handles or, if this was the last one, until those are
+    /// gone. [`MemoryError::Deregistered`] if another handle did it before, after the same wait.
     pub fn deregister(self) -> Result<(), MemoryError> {
-        if self.0.deregister() { Ok(()) } else { Err(MemoryError::Deregistered) }
+        if self.0.deregister()? { Ok(()) } else { Err(MemoryError::Deregistered) }
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
@@ -249,6 +255,8 @@ impl<B: StableBytes> Owned<B> {
     }
 
     /// Deregisters, and gives the buffer back. Waits as [`MemoryRegion::deregister`] does.
+    ///
+    /// Windows that are bound to it, and fast registrations that map it, are put out of force first.
     #[must_use]
     pub fn deregister(self) -> B {
         let Some(buffer) = self.region.0.reclaim() else {

@@ -92,6 +92,8 @@ mod vectored {
     pub(super) struct List<'a> {
         pieces: SmallVec<[libc::iovec; 16]>,
         in_use: SmallVec<[UseGuard<'a>; 8]>,
+        /// Octets that could not be sent from where they are.
+        copies: Vec<Box<[u8]>>,
         private: PhantomData<&'a [u8]>,
     }
 
@@ -111,10 +113,22 @@ mod vectored {
             len: usize,
         ) -> Result<(), MemoryError> {
             let guard = region.use_guard().ok_or_else(|| region.why_invalid())?;
-            let at = guard.range(offset, len)?;
-            if len > 0 {
-                self.push(at, len);
-                self.in_use.push(guard);
+            match guard.range(offset, len) {
+                Ok(_) if len == 0 => {}
+                Ok(at) => {
+                    self.push(at, len);
+                    self.in_use.push(guard);
+                }
+                // In several pieces, which may be too many for one call.
+                Err(error) => {
+                    if !guard.is_in_parts(offset, len) {
+                        return Err(error);
+                    }
+                    let mut copy = vec![0; len].into_boxed_slice();
+                    guard.copy_out(offset, &mut copy)?;
+                    self.push(copy.as_mut_ptr(), len);
+                    self.copies.push(copy);
+                }
             }
             Ok(())
         }
@@ -139,7 +153,7 @@ mod vectored {
             loop {
                 // By number, not through libc's `sendmsg`, which a preloaded library may replace.
                 // SAFETY: the descriptor is open; header and vector live until the call returns; the
-                // kernel only reads the octets, which are borrowed, or kept in place by `in_use`.
+                // kernel only reads the octets, which are borrowed, owned by `copies`, or kept in place by `in_use`.
                 let sent = unsafe {
                     libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, how)
                 };
@@ -204,7 +218,11 @@ mod staged {
             len: usize,
         ) -> Result<(), MemoryError> {
             let guard = region.use_guard().ok_or_else(|| region.why_invalid())?;
-            guard.range(offset, len)?;
+            if let Err(error) = guard.range(offset, len)
+                && !guard.is_in_parts(offset, len)
+            {
+                return Err(error);
+            }
             let start = self.staged.len();
             self.staged.resize(start + len, 0);
             guard.copy_out(offset, &mut self.staged[start..])?;

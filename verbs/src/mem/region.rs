@@ -9,10 +9,13 @@ use iwarp_ddp::{Refusal, Stag, range_in};
 use parking_lot::Mutex;
 
 use super::buffer::Pages;
+use super::tenants::Tenants;
 use super::use_count::UseCount;
+use super::view::{Part, View};
 use super::{Access, KeyTable, MemoryError, copy};
 
-/// Identity of a protection domain. Never used twice in a process.
+/// Identity of what a key can be associated with: a protection domain, or the one queue pair that a
+/// window of type 2 is bound to. Never used twice in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PdId(u64);
 
@@ -41,39 +44,51 @@ impl std::fmt::Debug for Domain {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) domain: PdId,
+    /// The queue pair itself.
+    pub(crate) stream: PdId,
     /// What the queue pair itself lets its peer do.
     pub(crate) rights: Access,
     /// Whether the peer may take keys of the domain out of use (decision D7).
     pub(crate) invalidates: bool,
 }
 
-/// Registered octets. Shared by the handles of the program, posted work requests, and whoever just
+/// Octets under a key. Shared by the handles of the program, posted work requests, and whoever just
 /// looked up the key; the key table only knows it weakly.
+///
+/// It is made once for each registration, and for each binding of a window: all that checks look at
+/// stays as it is, and only the end of the key changes anything.
 pub(crate) struct Region {
-    at: NonNull<u8>,
-    len: usize,
+    pub(super) at: NonNull<u8>,
+    /// Octets that lie in one piece at `at`: all, or none if they lie in several.
+    pub(super) span: usize,
+    pub(super) len: usize,
     /// Tagged offset of the first octet.
-    base: u64,
-    access: Access,
-    domain: PdId,
-    stag: Stag,
+    pub(super) base: u64,
+    pub(super) access: Access,
+    /// Who may use the key: the queue pairs of this domain, or this one queue pair.
+    pub(super) domain: PdId,
+    pub(super) stag: Stag,
     /// The program may write although nobody else may.
-    program_writes: bool,
+    pub(super) program_writes: bool,
+    /// Its memory is that of other regions: it is a window or fast-registered.
+    pub(super) view: Option<Box<View>>,
+    /// What lies over it.
+    pub(super) tenants: Tenants,
     /// Users that came by the key: peers and work requests. Closed by invalidation.
-    by_key: UseCount,
+    pub(super) by_key: UseCount,
     /// The program's own reads and writes. Closed by deregistration. A program that polls a flag
     /// counts up and down all the time, so its word must not share a cache line with the other.
-    by_program: Apart<UseCount>,
-    holdings: Mutex<Holdings>,
+    pub(super) by_program: Apart<UseCount>,
+    pub(super) holdings: Mutex<Holdings>,
 }
 
 #[repr(align(128))]
-struct Apart<T>(T);
+pub(super) struct Apart<T>(pub(super) T);
 
 /// What a region keeps alive until it is deregistered.
-struct Holdings {
-    owner: Owner,
-    parent: Option<Arc<dyn Any + Send + Sync>>,
+pub(super) struct Holdings {
+    pub(super) owner: Owner,
+    pub(super) parent: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// To whom the octets belong.
@@ -137,12 +152,15 @@ impl Region {
             access.contains(Access::LOCAL_WRITE) || !matches!(owner, Owner::Promised);
         let region = Arc::new(Self {
             at,
+            span: len,
             len,
             base: if access.contains(Access::ZERO_BASED) { 0 } else { base },
             access,
             domain: domain.id,
             stag,
             program_writes,
+            view: None,
+            tenants: Tenants::new(),
             by_key: UseCount::new(),
             by_program: Apart(UseCount::new()),
             holdings: Mutex::new(Holdings { owner, parent: Some(domain.parent) }),
@@ -170,6 +188,13 @@ impl Region {
 
     pub(crate) fn domain(&self) -> PdId {
         self.domain
+    }
+
+    /// Where a part of it lies, for a view of it.
+    pub(super) fn part(&self, offset: usize, len: usize) -> Option<Part> {
+        let fits = self.len.checked_sub(offset).is_some_and(|room| len <= room);
+        let at = NonNull::new(self.at.as_ptr().wrapping_add(offset))?;
+        fits.then_some(Part { at, len })
     }
 
     pub(super) fn as_ptr(&self) -> *mut u8 {
@@ -206,8 +231,8 @@ impl Region {
         if self.stag != stag || !self.is_valid() {
             return Err(Refusal::InvalidStag);
         }
-        // SEC-01
-        if self.domain != peer.domain {
+        // SEC-01, SEC-02
+        if self.domain != peer.domain && self.domain != peer.stream {
             return Err(Refusal::NotAssociated);
         }
         // SEC-05, SEC-13
@@ -232,6 +257,9 @@ impl Region {
             return Ok(0);
         }
         self.check_valid()?;
+        if self.view.as_ref().is_some_and(|view| view.is_window()) {
+            return Err(MemoryError::WindowKey { key: self.stag.raw() });
+        }
         if self.domain != domain {
             return Err(MemoryError::ForeignDomain);
         }
@@ -247,16 +275,30 @@ impl Region {
     ///
     /// A key that is invalid already passes.
     pub(crate) fn check_invalidate(&self, peer: Peer, stag: Stag) -> Result<(), Refusal> {
-        if self.stag != stag || self.is_deregistered() {
-            return Err(Refusal::InvalidStag);
-        }
+        self.check_revocation(peer, stag)?;
         // SEC-06: every queue pair of the domain may use the key, so a queue pair can be told that its
         // peer has no business in ending that for the others.
-        if self.domain != peer.domain || !peer.invalidates {
+        if !peer.invalidates {
             return Err(Refusal::NotAssociated);
         }
         if !self.access.intersects(Access::REMOTE) || !peer.rights.intersects(Access::REMOTE) {
             return Err(Refusal::Rights);
+        }
+        Ok(())
+    }
+
+    /// Decides whether a queue pair may take the key out of force, whoever of its two sides asks.
+    pub(super) fn check_revocation(&self, peer: Peer, stag: Stag) -> Result<(), Refusal> {
+        if self.stag != stag || self.is_deregistered() {
+            return Err(Refusal::InvalidStag);
+        }
+        // SEC-02
+        let ours = match &self.view {
+            Some(view) => view.may_be_revoked(self, peer),
+            None => self.domain == peer.domain,
+        };
+        if !ours || self.tenants.windows() > 0 {
+            return Err(Refusal::NotAssociated);
         }
         Ok(())
     }
@@ -338,17 +380,32 @@ impl Region {
     ///
     /// The memory stays registered: the program can still read it, and the key still names it in a
     /// second invalidation. Waits for present users, each of which is busy with one copy.
-    pub(crate) fn invalidate(&self) {
+    ///
+    /// # Errors
+    /// [`MemoryError::InUse`] while windows are bound to it.
+    pub(crate) fn invalidate(&self) -> Result<(), MemoryError> {
         // SEC-04, FC-061
-        self.by_key.close();
+        self.tenants.without_windows(|| _ = self.by_key.close())?;
         self.by_key.wait_idle();
+        if let Some(view) = &self.view {
+            view.leave();
+        }
+        Ok(())
     }
 
     /// Ends the registration. When it returns nobody touches the octets any more.
     ///
     /// Memory of our own is freed here, although posted work requests may still hold the region.
     /// `false` if somebody else did it first; the wait is the same.
-    pub(crate) fn deregister(&self) -> bool {
+    ///
+    /// # Errors
+    /// [`MemoryError::InUse`] while windows are bound to it, or fast registrations map it.
+    pub(crate) fn deregister(&self) -> Result<bool, MemoryError> {
+        self.tenants.shut()?;
+        Ok(self.end())
+    }
+
+    pub(super) fn end(&self) -> bool {
         let first = self.by_program.0.close();
         self.by_key.close();
         if first {
@@ -357,6 +414,9 @@ impl Region {
         // SEC-04, FC-061
         self.by_key.wait_idle();
         self.by_program.0.wait_idle();
+        if let Some(view) = &self.view {
+            view.leave();
+        }
         let mut holdings = self.holdings.lock();
         let parent = holdings.parent.take();
         let owner = match holdings.owner {
@@ -371,14 +431,37 @@ impl Region {
         first
     }
 
-    /// Deregisters, and gives back the value that the octets belong to.
+    /// Deregisters, and gives back the value that the octets belong to. Puts out whatever lies over it.
     pub(super) fn reclaim(&self) -> Option<Box<dyn Any + Send>> {
-        self.deregister();
+        for view in self.tenants.shut_on() {
+            if let Some(view) = view.upgrade() {
+                let put_out = view.invalidate();
+                debug_assert_eq!(put_out, Ok(()), "nothing lies over a view");
+            }
+        }
+        self.end();
         let mut holdings = self.holdings.lock();
         match std::mem::replace(&mut holdings.owner, Owner::Nobody) {
             Owner::Given(value) => Some(value),
             Owner::Pages(_) | Owner::Promised | Owner::Nobody => None,
         }
+    }
+
+    /// Where octets are that may lie in one of several parts.
+    #[cold]
+    fn range_in_parts(&self, offset: usize, len: usize) -> Result<*mut u8, MemoryError> {
+        self.view
+            .as_ref()
+            .and_then(|view| {
+                let mut pieces = view.pieces(offset, len)?;
+                let (at, first) = pieces.next()?;
+                (first == len).then_some(at)
+            })
+            .ok_or(MemoryError::OutOfBounds {
+                offset: offset as u64,
+                len: len as u64,
+                size: self.len as u64,
+            })
     }
 
     fn check_valid(&self) -> Result<(), MemoryError> {
@@ -392,8 +475,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nobody holds it, so nobody is inside; what it owned is freed with the fields.
-        if !self.is_deregistered() {
+        // Nobody holds it, so nobody is inside; what it owned is freed with the fields. The index of a
+        // view is its holder's.
+        if self.view.is_none() && !self.is_deregistered() {
             KeyTable::of_process().remove(self.stag);
         }
     }
@@ -426,20 +510,66 @@ impl UseGuard<'_> {
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
         self.region.program_may_write()?;
-        let to = self.range(offset, from.len())?;
+        let to = match self.range(offset, from.len()) {
+            Ok(to) => to,
+            Err(error) => return self.copy_in_parts(offset, from, error),
+        };
         // SAFETY: the range lies in the region, whose memory stays while the guard is held, and is
         // writable; `from` is a slice, to which no region's memory ever belongs.
         unsafe { copy::copy_in(to, from.as_ptr(), from.len()) };
         Ok(())
     }
 
+    /// As above, where the octets do not lie in one piece: `error` unless they lie in several.
+    #[cold]
+    fn copy_in_parts(
+        &self,
+        offset: usize,
+        from: &[u8],
+        error: MemoryError,
+    ) -> Result<(), MemoryError> {
+        let view = self.region.view.as_ref().ok_or(error)?;
+        let mut rest = from;
+        for (to, len) in view.pieces(offset, from.len()).ok_or(error)? {
+            let (piece, behind) = rest.split_at_checked(len).ok_or(error)?;
+            // SAFETY: the piece lies in the memory that the view holds on to while the guard is held, and
+            // which is writable; `from` is a slice, to which no region's memory ever belongs.
+            unsafe { copy::copy_in(to, piece.as_ptr(), len) };
+            rest = behind;
+        }
+        Ok(())
+    }
+
     /// Copies octets out to a private place.
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
-        let from = self.range(offset, into.len())?;
+        let from = match self.range(offset, into.len()) {
+            Ok(from) => from,
+            Err(error) => return self.copy_out_parts(offset, into, error),
+        };
         // SAFETY: the range lies in the region, whose memory stays while the guard is held; `into` is
         // exclusive.
         unsafe { copy::copy_out(into.as_mut_ptr(), from, into.len()) };
+        Ok(())
+    }
+
+    /// As above, where the octets do not lie in one piece.
+    #[cold]
+    fn copy_out_parts(
+        &self,
+        offset: usize,
+        into: &mut [u8],
+        error: MemoryError,
+    ) -> Result<(), MemoryError> {
+        let view = self.region.view.as_ref().ok_or(error)?;
+        let mut rest = &mut into[..];
+        for (from, len) in view.pieces(offset, rest.len()).ok_or(error)? {
+            let (piece, behind) = rest.split_at_mut_checked(len).ok_or(error)?;
+            // SAFETY: the piece lies in the memory that the view holds on to while the guard is held;
+            // `into` is exclusive.
+            unsafe { copy::copy_out(piece.as_mut_ptr(), from, len) };
+            rest = behind;
+        }
         Ok(())
     }
 
@@ -472,16 +602,19 @@ impl UseGuard<'_> {
         if at.addr().is_multiple_of(8) { Ok(at) } else { Err(MemoryError::Misaligned { offset }) }
     }
 
-    /// Where `len` octets at `offset` are. Valid while the guard lives.
+    /// Whether octets are there, but not in one piece.
+    #[cold]
+    pub(super) fn is_in_parts(&self, offset: usize, len: usize) -> bool {
+        self.region.view.as_ref().is_some_and(|view| view.pieces(offset, len).is_some())
+    }
+
+    /// Where `len` octets at `offset` are. Valid while the guard lives. Fails also for those that do not
+    /// lie in one piece.
     #[inline]
     pub(super) fn range(&self, offset: usize, len: usize) -> Result<*mut u8, MemoryError> {
-        match self.region.len.checked_sub(offset) {
+        match self.region.span.checked_sub(offset) {
             Some(room) if len <= room => Ok(self.region.at.as_ptr().wrapping_add(offset)),
-            _ => Err(MemoryError::OutOfBounds {
-                offset: offset as u64,
-                len: len as u64,
-                size: self.region.len as u64,
-            }),
+            _ => self.region.range_in_parts(offset, len),
         }
     }
 }

@@ -2,8 +2,12 @@
 
 use std::ptr::NonNull;
 
-use super::{Access, MemoryError, MemoryRegion, Owned, RegisterError, StableBytes};
+use super::{
+    Access, FastRegion, MemoryError, MemoryRegion, MemoryWindow, Owned, RegisterError, StableBytes,
+    WindowType,
+};
 use crate::pd::ProtectionDomain;
+use crate::users::User;
 
 impl ProtectionDomain {
     /// Allocates `len` zeroed octets at the start of a page, and registers them.
@@ -40,7 +44,10 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As for [`alloc`](Self::alloc); [`MemoryError::AddressWraps`] if the octets do not end before the
-    /// address space does. Whether the pages are mapped and writable is not checked.
+    /// address space does. [`MemoryError::NotMapped`] and [`MemoryError::NotAccessible`] if there is no
+    /// memory, or a mapped file is too short, or with [`Access::LOCAL_WRITE`] the memory may only be read:
+    /// a peer could end the process otherwise (FC-060). Linux alone can be asked that, and only about the
+    /// present.
     ///
     /// # Safety
     ///
@@ -82,5 +89,27 @@ impl ProtectionDomain {
         let domain = self.0.domain()?;
         // SAFETY: the caller promises it.
         unsafe { MemoryRegion::register_raw(domain, at, len, iova, access) }
+    }
+
+    /// Makes a memory window. It is not bound.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoKeyLeft`], [`MemoryError::NoRandomness`] and [`MemoryError::DomainDestroyed`].
+    pub fn alloc_window(&self, window_type: WindowType) -> Result<MemoryWindow, MemoryError> {
+        MemoryWindow::new(self.0.domain_for(User::MemoryWindow)?, window_type)
+    }
+
+    /// Makes a fast-registered region without memory, for at most `max_len` octets in at most `max_ranges`
+    /// ranges. Only with `remote` may peers ever be given rights to it.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoKeyLeft`], [`MemoryError::NoRandomness`] and [`MemoryError::DomainDestroyed`].
+    pub fn alloc_fast_region(
+        &self,
+        max_len: usize,
+        max_ranges: usize,
+        remote: bool,
+    ) -> Result<FastRegion, MemoryError> {
+        FastRegion::new(self.0.domain()?, max_len, max_ranges, remote)
     }
 }

@@ -26,7 +26,7 @@ use crate::engine::gather::Gather;
 use crate::engine::kick::Kick;
 use crate::engine::{Asked, AskedWord, Caller, Engine, Link, Observer, Sizes};
 use crate::error::Error;
-use crate::mem::{Access, PdId, Peer};
+use crate::mem::{Access, PdId, Peer, Region};
 use crate::pd::PdInner;
 use crate::stats::QpStats;
 use crate::sys::Socket;
@@ -38,6 +38,9 @@ pub(crate) struct QpInner {
     _number: Number,
     pub(crate) device: Arc<DeviceInner>,
     pub(crate) domain: PdId,
+    /// What windows of type 2 that are bound through it are associated with.
+    pub(crate) stream: PdId,
+    windows: Mutex<Vec<Weak<Region>>>,
     pub(crate) send_cq: Arc<CqInner>,
     pub(crate) recv_cq: Arc<CqInner>,
     pub(crate) caps: QpCaps,
@@ -166,6 +169,8 @@ impl QpInner {
             _number: number,
             device: Arc::clone(&pd.device),
             domain: pd.id,
+            stream: PdId::new(),
+            windows: Mutex::default(),
             send_cq: Arc::clone(send_cq.inner()),
             recv_cq: Arc::clone(recv_cq.inner()),
             caps,
@@ -251,6 +256,7 @@ impl QpInner {
     pub(crate) fn peer(&self) -> Peer {
         Peer {
             domain: self.domain,
+            stream: self.stream,
             rights: self.remote_access(),
             invalidates: self.remote_invalidate,
         }
@@ -538,6 +544,21 @@ impl QpInner {
         if let Some(share) = self.rq.share() {
             share.detach();
         }
+        // V5
+        let windows = std::mem::take(&mut *self.windows.lock());
+        for window in windows.iter().filter_map(Weak::upgrade) {
+            let ended = window.invalidate();
+            debug_assert_eq!(ended, Ok(()), "nothing lies over a window");
+        }
+    }
+
+    /// A window of type 2 is bound, and this queue pair's until that ends.
+    pub(crate) fn owns(&self, window: &Arc<Region>) {
+        let mut windows = self.windows.lock();
+        if windows.len() == windows.capacity() {
+            windows.retain(|window| window.strong_count() > 0);
+        }
+        windows.push(Arc::downgrade(window));
     }
 
     /// Whether a Send of the peer waits for a receive.

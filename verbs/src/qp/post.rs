@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 
 use super::QpInner;
 use super::slot::Slot;
-use super::wqe::{RecvWqe, Reply, SendWqe, Wqe};
+use super::wqe::{Payload, RecvWqe, Reply, SendWqe, Wqe};
 use crate::attr::QpState;
 use crate::engine::Caller;
 use crate::engine::gather::Way;
-use crate::mem::{KeyTable, random_u32};
+use crate::mem::{KeyTable, LocalWork, random_u32};
 use crate::wr::{PostError, PostErrorCause, RecvRequest, SendFlags, SendOperation, SendRequest};
 
 /// Requests of a list that are appended under one lock.
@@ -197,7 +197,7 @@ impl QpInner {
 
     #[inline]
     fn operation(&self, request: SendRequest, len: u32, reply: Reply) -> Operation<Wqe> {
-        let SendRequest { id, operation, payload, flags, .. } = request;
+        let SendRequest { id, operation, mut payload, flags, .. } = request;
         let kind = match operation {
             SendOperation::Send => OperationKind::Send {
                 solicited: flags.contains(SendFlags::SOLICITED),
@@ -225,6 +225,14 @@ impl QpInner {
                 source_stag: Stag::from_raw(rkey),
                 source_offset: remote_addr,
             },
+            SendOperation::LocalInvalidate { rkey } => {
+                let stag = Stag::from_raw(rkey);
+                payload = Payload::Work(Box::new(LocalWork::Invalidate { stag }));
+                OperationKind::Local
+            }
+            SendOperation::BindWindow { .. } | SendOperation::Register { .. } => {
+                OperationKind::Local
+            }
         };
         let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
         let wqe = SendWqe { wr_id: id, opcode: operation.wc_opcode(), signaled, payload, reply };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::slot::Slot;
-use crate::mem::MrSlice;
+use crate::mem::{LocalWork, MrSlice};
 use crate::wc::WcOpcode;
 use crate::wr::RawSge;
 
@@ -21,6 +21,8 @@ pub(crate) enum Payload {
     Slices(SmallVec<[MrSlice; 1]>),
     /// Address, length and key as the program gave them, looked at when the request runs.
     Raw(SmallVec<[RawSge; 1]>),
+    /// None: the request works on keys of this side.
+    Work(Box<LocalWork>),
 }
 
 /// Where the completion of a request goes.
@@ -68,6 +70,7 @@ impl Payload {
             Self::Inline(octets) => octets.len() as u64,
             Self::Slices(slices) => slices.iter().map(|slice| slice.len() as u64).sum(),
             Self::Raw(elements) => elements.iter().map(|sge| u64::from(sge.length)).sum(),
+            Self::Work(_) => 0,
         }
     }
 }

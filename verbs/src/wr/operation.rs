@@ -60,6 +60,21 @@ pub enum SendOperation {
         /// The peer's key.
         rkey: u32,
     },
+    /// Take a key of this side out of force. Sends nothing.
+    LocalInvalidate {
+        /// The key: of a region, a fast-registered region, or a window of type 2.
+        rkey: u32,
+    },
+    /// Bind a memory window. Sends nothing.
+    BindWindow {
+        /// The key that it will have.
+        rkey: u32,
+    },
+    /// Give memory to a fast-registered region. Sends nothing.
+    Register {
+        /// The key that it will have.
+        rkey: u32,
+    },
 }
 
 impl SendOperation {
@@ -72,7 +87,19 @@ impl SendOperation {
             }
             Self::RdmaWrite { .. } | Self::RdmaWriteWithImm { .. } => WcOpcode::RdmaWrite,
             Self::RdmaRead { .. } => WcOpcode::RdmaRead,
+            Self::LocalInvalidate { .. } => WcOpcode::LocalInv,
+            Self::BindWindow { .. } => WcOpcode::BindMw,
+            Self::Register { .. } => WcOpcode::RegMr,
         }
+    }
+
+    /// Whether it works on keys of this side, and sends nothing.
+    #[must_use]
+    pub const fn is_local(self) -> bool {
+        matches!(
+            self,
+            Self::LocalInvalidate { .. } | Self::BindWindow { .. } | Self::Register { .. }
+        )
     }
 
     /// Whether it takes messages of RFC 7306 to carry it out.
@@ -81,7 +108,8 @@ impl SendOperation {
         matches!(self, Self::RdmaWriteWithImm { .. })
     }
 
-    /// The integer libibverbs uses for the request (`enum ibv_wr_opcode`).
+    /// The integer libibverbs uses for the request (`enum ibv_wr_opcode`). It has none for
+    /// [`Register`](Self::Register), which has one that it does not use.
     #[must_use]
     pub const fn value(self) -> u32 {
         match self {
@@ -90,7 +118,10 @@ impl SendOperation {
             Self::Send => 2,
             Self::SendWithImm { .. } => 3,
             Self::RdmaRead { .. } => 4,
+            Self::LocalInvalidate { .. } => 7,
+            Self::BindWindow { .. } => 8,
             Self::SendWithInvalidate { .. } => 9,
+            Self::Register { .. } => 32,
         }
     }
 }
@@ -115,6 +146,9 @@ impl fmt::Display for SendOperation {
             Self::RdmaRead { remote_addr, rkey } => {
                 write!(f, "RDMA Read of {remote_addr:#x}, key {rkey:#010x}")
             }
+            Self::LocalInvalidate { rkey } => write!(f, "invalidation of key {rkey:#010x}"),
+            Self::BindWindow { rkey } => write!(f, "binding of a window, key {rkey:#010x}"),
+            Self::Register { rkey } => write!(f, "fast registration, key {rkey:#010x}"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::SendRequest;
 use crate::attr::QpState;
-use crate::mem::Access;
+use crate::mem::{Access, MemoryError};
 
 /// A request that was not posted, and why.
 ///
@@ -101,6 +101,9 @@ pub enum PostErrorCause {
     /// The process was forked from the one that opened the device (FC-064).
     #[error("the device belongs to the process that this one was forked from")]
     Forked,
+    /// A window or a region that cannot be bound or registered so.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// Something that iWARP, or this version, does not know.
     #[error("{0} is not supported")]
     NotSupported(&'static str),
@@ -115,6 +118,7 @@ impl PostErrorCause {
             Self::QueueFull { .. } => Errno::NOMEM,
             Self::NotSupported(_) => Errno::OPNOTSUPP,
             Self::Forked => Errno::NODEV,
+            Self::Memory(error) => return error.errno(),
             _ => Errno::INVAL,
         }
         .raw_os_error()

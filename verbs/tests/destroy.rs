@@ -4,6 +4,7 @@
 
 mod cm_support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use cm_support::{GUARD, World};
 use iwarp_verbs::cm::{self, ConnParam, EventChannel, Id, ListenConfig, Listener};
 use iwarp_verbs::{
     Access, CompletionQueue, Device, DeviceConfig, Error, MemoryError, Notify, QpConfig, QpState,
-    RecvRequest, SendRequest,
+    RecvRequest, SendRequest, WorkCompletion,
 };
 
 /// Something that uses the object, and goes by being called.
@@ -304,4 +305,91 @@ fn a_closed_device_has_delivered_what_it_sent_and_has_no_thread() {
     assert_eq!(&text, b"farewell");
     let again = near.device.destroy().unwrap_err();
     assert!(matches!(again, Error::Destroyed { what: "device" }), "{again}");
+}
+
+/// FC-076: destroyed while threads post, poll, wait and await: when the call returns, its completions have
+/// come out for the last time and its memory is the program's own.
+#[test]
+fn fc_076_destruction_while_others_post_poll_wait_and_await() {
+    let (near, far) = (World::new(), World::new());
+    let listener = far.listener();
+    for round in 0..60_u64 {
+        let (a, b) = (near.qp(), far.qp());
+        let near_memory =
+            near.pd.register(vec![1_u8; 4096], Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let far_memory =
+            far.pd.register(vec![2_u8; 4096], Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let connecting = cm::connect(listener.local_addr(), &a, ConnParam::default()).unwrap();
+        let accepting = listener.accept(GUARD).unwrap().accept(&b, ConnParam::default()).unwrap();
+        let (_near_end, _far_end) =
+            (connecting.wait(GUARD).unwrap(), accepting.wait(GUARD).unwrap());
+        let (stop, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        let regions = (near_memory.region().clone(), far_memory.region().clone());
+        let running = || !stop.load(Ordering::Acquire);
+        // Whether it was gone before the call that gave the completion began.
+        let note = |was_gone: bool, wc: &WorkCompletion| {
+            assert!(!was_gone || wc.qp_num != a.number(), "after its end: {wc:?}");
+        };
+        thread::scope(|scope| {
+            for (qp, local, remote) in [
+                (&a, &regions.0, &regions.1),
+                (&b, &regions.1, &regions.0),
+                (&a, &regions.0, &regions.1),
+            ] {
+                scope.spawn(move || {
+                    while running() {
+                        let slice = local.as_slice_all();
+                        // Full queues, and the end, refuse.
+                        let _ = qp.post_send(SendRequest::write(1, slice.clone(), remote.remote()));
+                        let _ = qp.post_recv(RecvRequest::new(2, slice));
+                    }
+                });
+            }
+            scope.spawn(|| {
+                while running() {
+                    let was_gone = gone.load(Ordering::Acquire);
+                    if let Some(wc) = near.cq.poll_one() {
+                        note(was_gone, &wc);
+                    }
+                }
+            });
+            scope.spawn(|| {
+                while running() {
+                    let was_gone = gone.load(Ordering::Acquire);
+                    if let Some(wc) = near.cq.wait(Duration::from_millis(1)).unwrap() {
+                        note(was_gone, &wc);
+                    }
+                }
+            });
+            scope.spawn(|| {
+                while running() {
+                    let was_gone = gone.load(Ordering::Acquire);
+                    let next = iwarp_verbs::aio::wait(near.cq.next(), Duration::from_millis(1));
+                    if let Some(wc) = next {
+                        note(was_gone, &wc.unwrap());
+                    }
+                }
+            });
+            scope.spawn(|| {
+                while running() {
+                    while far.cq.poll_one().is_some() {}
+                }
+            });
+            thread::sleep(Duration::from_micros(round * 37 % 2000));
+            if round % 3 == 2 {
+                b.modify(QpState::Err).unwrap();
+            }
+            a.destroy().unwrap();
+            gone.store(true, Ordering::Release);
+            // Nobody writes to it any more.
+            let mut buffer = near_memory.deregister();
+            buffer.fill(0x55);
+            thread::sleep(Duration::from_micros(200));
+            assert!(buffer.iter().all(|&octet| octet == 0x55), "round {round}");
+            stop.store(true, Ordering::Release);
+        });
+        b.destroy().unwrap();
+        assert!(near.cq.is_empty(), "posted after the end, and reported");
+    }
+    near.cq.destroy().unwrap();
 }

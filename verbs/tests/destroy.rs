@@ -13,7 +13,7 @@ use cm_support::{GUARD, World};
 use iwarp_verbs::cm::{self, ConnParam, EventChannel, Id, ListenConfig, Listener};
 use iwarp_verbs::{
     Access, CompletionQueue, Device, DeviceConfig, Error, MemoryError, Notify, QpConfig, QpState,
-    RecvRequest, SendRequest, WorkCompletion,
+    QueuePair, RecvRequest, SendRequest, SrqConfig, WorkCompletion,
 };
 
 /// Something that uses the object, and goes by being called.
@@ -102,6 +102,10 @@ fn domain_rows() -> Vec<Row> {
     vec![
         row("a queue pair", ("queue pair", 1), |world| destroyed(&world.qp(), |qp| qp.destroy())),
         row("a dropped queue pair", ("queue pair", 1), |world| dropped(world.qp())),
+        row("a shared receive queue", ("shared receive queue", 1), |world| {
+            let srq = world.pd.create_srq(&SrqConfig::default()).unwrap();
+            destroyed(&srq, |srq| srq.destroy())
+        }),
         row("a queue pair and a region", ("queue pair", 1), |world| {
             dropped((world.qp(), world.pd.alloc(8, Access::empty()).unwrap()))
         }),
@@ -165,10 +169,28 @@ fn channel_rows() -> Vec<Row> {
     }]
 }
 
+fn shared_queue_rows() -> Vec<Row> {
+    let row = |user, by, using: fn(QueuePair) -> User| {
+        let world = World::new();
+        let srq = world.pd.create_srq(&SrqConfig::default()).unwrap();
+        let qp = world.pd.create_qp(&QpConfig::new(&world.cq).shared_receive_queue(&srq)).unwrap();
+        let using = using(qp);
+        let destroy = Box::new(move || {
+            let _world = &world;
+            srq.clone().destroy()
+        });
+        Row { object: "shared receive queue", user, by, using, destroy }
+    };
+    vec![
+        row("a queue pair", ("queue pair", 1), |qp| destroyed(&qp, |qp| qp.destroy())),
+        row("a dropped queue pair", ("queue pair", 1), dropped::<QueuePair>),
+    ]
+}
+
 /// Contract of objects: refused by name while something uses it, done once when nothing does any more.
 #[test]
 fn nothing_in_use_is_destroyed_and_everything_else_once() {
-    let rows = [device_rows(), domain_rows(), queue_rows(), channel_rows()];
+    let rows = [device_rows(), domain_rows(), queue_rows(), channel_rows(), shared_queue_rows()];
     for Row { object, user, by, using, destroy } in rows.into_iter().flatten() {
         let error = destroy().expect_err(user);
         assert_eq!(error.errno(), 16, "{object} with {user}");

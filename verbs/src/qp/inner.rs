@@ -370,7 +370,7 @@ impl QpInner {
         self.change(QpEvent::Modify(QpState::Err));
     }
 
-    /// A completion queue of this queue pair has overrun. Never blocks, and runs no pass over a connection
+    /// SEC-09: a completion queue of this queue pair has overrun. Never blocks, and runs no pass over a connection
     /// here.
     pub(crate) fn overrun(self: &Arc<Self>) {
         self.ask(Asked::OVERRUN);

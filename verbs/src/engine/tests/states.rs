@@ -316,7 +316,7 @@ fn a_drained_send_queue_is_told_of_once() {
     assert_ne!(told, Some(AsyncEventKind::SqDrained));
 }
 
-/// FC-042: an overrun takes along those who report to the queue, connected or not, also as a responder that
+/// FC-042, SEC-09: an overrun takes along those who report to the queue, connected or not, also as a responder that
 /// has not heard from its peer; a broken queue takes no new ones.
 #[test]
 fn fc_042_an_overrun_reaches_queue_pairs_that_are_not_connected() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two hosts on one machine: runs the example two_host between two network namespaces.
+# Two hosts on one machine: runs the example two_host, or another one, between two network namespaces.
 # Try `examples/two_hosts.sh --help`.
 # shellcheck disable=SC2317 # functions are called by name through wait_for and trap
 set -euo pipefail
@@ -18,6 +18,9 @@ Makes two network namespaces joined by a veth link and runs \`two_host --connect
 the other. Needs no root where \`unshare -Urn\` is allowed, and touches nothing outside of its namespaces.
 
 Options:
+  --program NAME    run this example instead of two_host: kv_store, work_queue, ping_pong
+  --to-a WORD       give WORD to the connecting end only; may be repeated
+  --to-b WORD       give WORD to the listening end only; may be repeated
   --netem WORDS     make the link bad, in the words of tc: "delay 1ms loss 0.1% reorder 1%". Done by the kernel's
                     netem where it has one; else by the example \`link\`, two TUN devices and a queue between them
   --own-link        use the example \`link\` even where the kernel has netem
@@ -30,10 +33,11 @@ Every other ARGUMENT goes to both ends of two_host. What only one end takes goes
 --mpa-revision to the connecting end, --save to the listening end:
 
   examples/two_hosts.sh --netem "delay 1ms loss 0.1% reorder 1%" --file /usr/bin/bash
+  examples/two_hosts.sh --program work_queue --to-b --jobs=5000 --to-b --size=4k
   examples/two_hosts.sh --mtu 9000 --offload-off --capture /tmp/iwarp.pcap --markers --no-crc
 
 Environment: TWO_HOST and LINK name programs to run instead of building the examples.
-Exit code: that of two_host (the connecting end's if it failed, else the listening end's); $exit_skipped if this
+Exit code: that of the program (the connecting end's if it failed, else the listening end's); $exit_skipped if this
 machine allows no namespaces or lacks a tool, with the reason on stderr; 2 for wrong usage.
 END
 }
@@ -44,14 +48,17 @@ misuse() { say "$*; see --help"; exit 2; }
 
 # --- arguments ---------------------------------------------------------------------------------------------------
 
-netem='' mtu=1500 capture='' offload_off='' own_link=''
+program=two_host netem='' mtu=1500 capture='' offload_off='' own_link=''
 arguments_a=() arguments_b=()
 original=("$@")
 while (($# > 0)); do
     case $1 in
-        --netem | --mtu | --capture | --file | --size | --mpa-revision | --save)
+        --program | --to-a | --to-b | --netem | --mtu | --capture | --file | --size | --mpa-revision | --save)
             (($# >= 2)) || misuse "$1 wants a value"
             case $1 in
+                --program) program=$2 ;;
+                --to-a) arguments_a+=("$2") ;;
+                --to-b) arguments_b+=("$2") ;;
                 --netem) netem=$2 ;;
                 --mtu) mtu=$2 ;;
                 --capture) capture=$2 ;;
@@ -79,9 +86,9 @@ fi
 build_examples() {
     local target=${CARGO_TARGET_DIR:-$root/target}
     if [[ -z ${TWO_HOST:-} || -z ${LINK:-} ]]; then
-        cargo build --release --manifest-path "$here/Cargo.toml" --example two_host --example link
+        cargo build --release --manifest-path "$here/Cargo.toml" --example "$program" --example link
     fi
-    export TWO_HOST=${TWO_HOST:-$target/release/examples/two_host} LINK=${LINK:-$target/release/examples/link}
+    export TWO_HOST=${TWO_HOST:-$target/release/examples/$program} LINK=${LINK:-$target/release/examples/link}
 }
 
 enter_namespaces() {

@@ -4,10 +4,11 @@
 //! |---|---|---|
 //! | `two_host` | await | every operation once, each octet checked; a file of any size by one-sided writes |
 //! | `kv_store` | await | a key-value store whose GETs are RDMA Reads that the server never hears of |
+//! | `work_queue` | both | jobs and results by RDMA Write with immediate data; all workers share their receives |
 //! | `ping_pong` | polling | how long a message takes between two ends that poll |
 //! | `link` | | a bad network in user space, for kernels without netem |
 //!
-//! `two_hosts.sh` runs `two_host` between two network namespaces.
+//! `two_hosts.sh` runs `two_host`, or another of them, between two network namespaces.
 
 pub mod failure;
 pub mod human;

@@ -30,6 +30,9 @@ pub struct Message {
     pub octets: Vec<u8>,
     /// The key of ours that the message revoked on its arrival, if it was a Send with Invalidate.
     pub revoked: Option<u32>,
+    /// What it carried besides, if it was immediate data behind a Write: then there are no octets, those of the
+    /// Write are where it went.
+    pub immediate: Option<u32>,
 }
 
 impl Mailbox {
@@ -58,10 +61,13 @@ impl Mailbox {
         let arrival = self.arrivals.next().await?.ok()?;
         // The number that the receive was posted with.
         let slot = usize::try_from(arrival.wr_id).map_err(Failure::new)?;
-        let mut octets = vec![0; arrival.byte_len as usize];
+        // Immediate data places nothing here; the length is that of the Write before it.
+        let len = if arrival.imm_data.is_some() { 0 } else { arrival.byte_len as usize };
+        let mut octets = vec![0; len];
         self.slots.read_at(slot * SLOT, &mut octets)?;
         self.post(slot)?;
-        Ok(Message { octets, revoked: arrival.invalidated_rkey })
+        let (revoked, immediate) = (arrival.invalidated_rkey, arrival.imm_data);
+        Ok(Message { octets, revoked, immediate })
     }
 
     /// Waits for the next message and reads it as a note.

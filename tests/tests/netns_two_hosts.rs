@@ -87,3 +87,19 @@ fn the_script_with_a_bad_network() {
         assert!(ended.status.success(), "{ended:?}");
     }
 }
+
+/// Another example through the same script: what one end takes is given to that end.
+#[test]
+fn the_script_runs_the_work_queue() {
+    let mut command = Command::new(SCRIPT);
+    command.env("TWO_HOST", example("work_queue")).env("LINK", example("link"));
+    command.args(["--program", "work_queue", "--netem", "delay 1ms reorder 1%"]);
+    command.args(["--to-b", "--jobs=200", "--to-b", "--size=4k", "--to-a", "--takes=1ms"]);
+    let ended = Child::start(&mut command).wait();
+    if ended.status.code() == Some(SKIPPED) {
+        skip!(ended.stderr);
+    }
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(ended.stdout.contains("A | 200 jobs done"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("each result is right"), "{}", ended.stdout);
+}

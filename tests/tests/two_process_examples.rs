@@ -82,3 +82,49 @@ fn kv_store_from_the_command_line() {
     let ended = client(&["put", "tea", &too_long]);
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
 }
+
+/// SEC-12, FC-073, FC-074: many workers on one shared receive queue, with fewer receives than results may come in.
+#[test]
+fn work_queue_shares_its_receives() {
+    let told = json("work_queue", &["--jobs", "600", "--size", "2k", "--receives", "3", "--json"]);
+    assert_eq!(
+        (&told["jobs"], &told["workers"], &told["workers_lost"]),
+        (&600.into(), &4.into(), &0.into())
+    );
+    assert!(told["limits_reached"].as_u64() > Some(0), "{told}");
+    let most_held = told["most_held"].as_u64();
+    assert!(Some(1) <= most_held && most_held <= Some(3), "{told}");
+}
+
+/// FC-074: a worker that is killed loses no job and no receive.
+#[test]
+fn work_queue_survives_its_workers() {
+    let arguments =
+        ["--listen", "127.0.0.1:0", "--jobs", "150", "--size", "100", "--receives", "4"];
+    let mut dispatcher = start("work_queue", &arguments);
+    let addr = dispatcher.line().strip_prefix("listening on ").expect("where").to_owned();
+    // It has jobs from the first moment on, and never comes to an end with them.
+    let mut lost = start("work_queue", &["--connect", &addr, "--takes", "30s"]);
+    assert!(lost.line().starts_with("working for "));
+    let worker = || start("work_queue", &["--connect", &addr, "--takes", "5ms"]);
+    let mut others = [worker(), worker()];
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    lost.kill();
+    let mut done = 0;
+    for other in &mut others {
+        let ended = other.wait();
+        assert!(ended.status.success(), "{ended:?}");
+        let jobs = ended.stdout.lines().last().and_then(|line| line.split(' ').next());
+        let jobs = jobs.and_then(|jobs| jobs.parse::<u32>().ok());
+        done += jobs.expect("a number of jobs");
+    }
+    let ended = dispatcher.wait();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(ended.stdout.contains("1 workers were lost, and 4 jobs handed out again"), "{ended:?}");
+    assert_eq!(done, 150);
+    for arguments in [&["--jobs", "0"][..], &["--receives", "0"]] {
+        let ended = run("work_queue", arguments);
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    }
+    assert!(run("work_queue", &["--help"]).stdout.contains("--receives"));
+}

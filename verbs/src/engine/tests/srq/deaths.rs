@@ -80,6 +80,23 @@ fn what_was_taken_is_reported_before_the_event() {
     }
 }
 
+/// A drain needs no place in the receive queue, which has none: when it is done, all is reported.
+#[test]
+fn a_queue_pair_with_a_shared_queue_can_be_drained() {
+    let hall = Hall::new(1, &SrqConfig::default());
+    hall.post(0..64);
+    for id in 0..10 {
+        hall.send(0, id);
+    }
+    let Pair { b, .. } = &hall.pairs[0];
+    b.qp.post_send(SendRequest::read(5, (), hall.server.region(8).remote())).unwrap();
+    assert!(b.qp.drain(HANG).unwrap());
+    let left = hall.srq.query();
+    assert_eq!(hall.server.recv_cq.len() as u32, left.outstanding - left.available);
+    assert_eq!(hall.server.send_cq.len(), 1);
+    wait_events(&hall.server.device, LAST, 1);
+}
+
 /// Also without a connection, and again when it has been used anew; not for those that were destroyed.
 #[test]
 fn fc_074_the_event_comes_with_each_end_and_not_with_destruction() {

@@ -250,6 +250,12 @@ impl SharedReceiveQueue {
         let mut called = Called::default();
         let mut refused = None;
         for (index, request) in requests.into_iter().enumerate() {
+            // FC-064
+            if !srq.device.origin.is_here() {
+                let cause = PostErrorCause::Forked;
+                refused = Some(PostError { index, cause, request: Box::new(request) });
+                break;
+            }
             // The program's iterator runs with nothing locked.
             match srq.post(request) {
                 Ok(woken) => called.0.extend(woken),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::channel::CompletionChannel;
-use crate::cm::Handshakes;
+use crate::cm::{Channels, Handshakes};
 pub(crate) use crate::config::{DeviceConfig, DeviceLimits};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::engine::driver::Driver;
@@ -48,6 +48,8 @@ pub(crate) struct DeviceInner {
     pub(crate) handshakes: Arc<Handshakes>,
     pub(crate) counters: DeviceCounters,
     pub(crate) sockets: Sockets,
+    /// Channels of connection events.
+    pub(crate) channels: Arc<Channels>,
     driver: Driver,
     events: Arc<AsyncEvents>,
     users: Users,
@@ -62,13 +64,14 @@ impl DeviceInner {
         config.check()?;
         let events =
             AsyncEvents::new().map_err(|error| Error::io("make a descriptor for events", error))?;
-        let events = Arc::new(events);
+        let (events, channels) = (Arc::new(events), Arc::<Channels>::default());
         Ok(Arc::new(Self {
             handshakes: Handshakes::new(config.max_pending_handshakes),
             origin: Origin::here(),
             counters: DeviceCounters::default(),
             sockets: Sockets::new(config.network.clone()),
-            driver: Driver::new(config.memory_budget, Arc::clone(&events)),
+            driver: Driver::new(config.memory_budget, Arc::clone(&events), Arc::clone(&channels)),
+            channels,
             events,
             next_cq: AtomicU32::new(0),
             users: Users::default(),

@@ -143,7 +143,7 @@ impl Endpoint {
         let offer = param.offer(config, timeout)?;
         let handle = super::runtime(&self.device)?;
         let qp = &qp.0.inner;
-        self.change(|inner, _| {
+        let task = self.change(|inner, _| {
             let pending = match std::mem::take(&mut inner.stage) {
                 Stage::Requested(pending) => pending,
                 other => {
@@ -173,9 +173,10 @@ impl Endpoint {
             inner.qp = Some(Arc::clone(qp));
             let acceptance = Acceptance { reply, negotiated, fpdu_limit, timeout, unseen: false };
             let task = acceptance.carry_out(Arc::clone(self), Arc::clone(qp), pending);
-            inner.task = Some(handle.spawn(task).abort_handle());
-            Ok(())
-        })
+            Ok(task)
+        })?;
+        self.launch(&handle, task);
+        Ok(())
     }
 
     /// Rejects the Request that waits here. After an error it still waits.

@@ -137,9 +137,9 @@ impl Endpoint {
             claim(&self.device, qp)?;
             inner.stage = stage;
             inner.qp = Some(Arc::clone(qp));
-            let task = set_up(Arc::clone(self), Arc::clone(qp));
-            inner.task = Some(runtime.spawn(task).abort_handle());
             Ok(())
-        })
+        })?;
+        self.launch(runtime, set_up(Arc::clone(self), Arc::clone(qp)));
+        Ok(())
     }
 }

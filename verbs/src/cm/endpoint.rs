@@ -30,6 +30,7 @@ use event_listener::{Event, EventListener};
 use iwarp_mpa::{Negotiated, Role};
 use iwarp_rdmap::CloseCause;
 use parking_lot::Mutex;
+use tokio::runtime;
 use tokio::task::AbortHandle;
 
 use super::accept::Pending;
@@ -71,8 +72,24 @@ pub(crate) struct Sink {
 
 impl Sink {
     pub(crate) fn new(channel: &Arc<ChannelInner>, id: &Weak<Handle>) -> Self {
+        channel.enroll(id);
         let channel = Use::begin_or_keep(channel, User::Id);
         Self { channel, id: Weak::clone(id), unacked: Arc::default() }
+    }
+}
+
+impl Sink {
+    /// From here on events go elsewhere. Returns where they went.
+    pub(crate) fn move_to(&mut self, channel: Use<ChannelInner>) -> Use<ChannelInner> {
+        self.channel.dismiss(&self.id);
+        channel.enroll(&self.id);
+        std::mem::replace(&mut self.channel, channel)
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.channel.dismiss(&self.id);
     }
 }
 
@@ -110,6 +127,18 @@ impl Drop for Handle {
             return;
         }
         self.0.release();
+    }
+}
+
+/// Held by a set-up. If that goes before it has come to its end, with the thread that it runs on or by a
+/// panic, the endpoint hears of it.
+struct UnderWay(Arc<Endpoint>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        // Nothing happens to a set-up that was completed, or given up.
+        let cause = std::io::Error::other("the thread of the device has ended");
+        self.0.fail(ConnectError::Driver(Arc::new(cause)));
     }
 }
 
@@ -222,6 +251,36 @@ impl Endpoint {
             }
             _ => ConnectError::Cancelled,
         })
+    }
+
+    /// Sends a set-up on its way. To be called with nothing locked: on a runtime that has just ended it fails
+    /// within the call.
+    pub(crate) fn launch<T>(self: &Arc<Self>, runtime: &runtime::Handle, set_up: T)
+    where
+        T: Future<Output = ()> + Send + 'static,
+    {
+        let under_way = UnderWay(Arc::clone(self));
+        let task = async move {
+            let _under_way = under_way;
+            set_up.await;
+        };
+        let task = runtime.spawn(task).abort_handle();
+        let given_up = self.change(|inner, _| {
+            if inner.stage.is_set_up() {
+                inner.task = Some(task.clone());
+            }
+            matches!(inner.stage, Stage::Released)
+        });
+        if given_up {
+            task.abort();
+        }
+    }
+
+    /// The device has failed. What went on has its own event; this one is the last.
+    pub(crate) fn device_removed(&self) {
+        self.change(|inner, emitted| {
+            inner.emit(EventKind::DeviceRemoval, Facts::default(), emitted);
+        });
     }
 
     /// Everything is agreed and the engine is about to take over; `false` if the handle is gone.

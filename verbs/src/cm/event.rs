@@ -1,6 +1,6 @@
 //! Events of the verbs style, and the channel they come through.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -45,6 +45,9 @@ pub enum EventKind {
     Established = 9,
     /// The connection is over, whatever ended it. Once for each connection that was established.
     Disconnected = 10,
+    /// The device has failed, and is of no more use. The last event of each id, behind that of whatever it
+    /// was doing; see [`AsyncEventKind::DeviceFatal`](crate::AsyncEventKind::DeviceFatal).
+    DeviceRemoval = 11,
 }
 
 /// One event of a connection, delivered once.
@@ -105,6 +108,8 @@ pub struct EventChannel(pub(crate) Arc<ChannelInner>);
 pub(crate) struct ChannelInner {
     pub(crate) device: Use<DeviceInner>,
     users: Users,
+    /// Ids whose events come here, by their addresses.
+    ids: Mutex<HashMap<usize, Weak<Handle>>>,
     queue: Mutex<VecDeque<Queued>>,
     notifier: Notifier,
     arrived: event_listener::Event,
@@ -134,14 +139,17 @@ enum Subject {
 impl EventChannel {
     /// An empty channel for ids of this device.
     pub fn new(device: &Device) -> Result<Self, Error> {
-        Ok(Self(Arc::new(ChannelInner {
+        let channel = Arc::new(ChannelInner {
             device: Use::begin(&device.0, User::EventChannel)?,
             users: Users::default(),
+            ids: Mutex::default(),
             queue: Mutex::default(),
             notifier: Notifier::new(true)
                 .map_err(|cause| Error::io("make a descriptor for events", cause))?,
             arrived: event_listener::Event::new(),
-        })))
+        });
+        device.0.channels.add(&channel);
+        Ok(Self(channel))
     }
 
     /// Gives the channel up for all handles. Never blocks.
@@ -209,7 +217,40 @@ impl EventChannel {
     }
 }
 
+/// The channels of a device, whose ids are told when it fails.
+#[derive(Debug, Default)]
+pub(crate) struct Channels(Mutex<Vec<Weak<ChannelInner>>>);
+
+impl Channels {
+    fn add(&self, channel: &Arc<ChannelInner>) {
+        let mut channels = self.0.lock();
+        channels.retain(|channel| channel.strong_count() > 0);
+        channels.push(Arc::downgrade(channel));
+    }
+
+    /// The device has failed: each id hears of it.
+    pub(crate) fn device_failed(&self) {
+        let channels: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        for channel in channels {
+            let ids: Vec<_> = channel.ids.lock().values().filter_map(Weak::upgrade).collect();
+            for id in ids {
+                id.0.device_removed();
+            }
+        }
+    }
+}
+
 impl ChannelInner {
+    /// The events of an id come here from now on.
+    pub(crate) fn enroll(&self, id: &Weak<Handle>) {
+        self.ids.lock().insert(id.as_ptr().addr(), Weak::clone(id));
+    }
+
+    /// ... and no more.
+    pub(crate) fn dismiss(&self, id: &Weak<Handle>) {
+        self.ids.lock().remove(&id.as_ptr().addr());
+    }
+
     /// Queues an event of an id that its program holds.
     pub(crate) fn push(&self, kind: EventKind, id: Weak<Handle>, facts: Facts) {
         self.append(Queued { kind, subject: Subject::Known(id), facts });

@@ -174,7 +174,7 @@ impl Id {
         })?;
         let old = self.endpoint().change(|inner, _| {
             let sink = inner.sink.as_mut()?;
-            let old = std::mem::replace(&mut sink.channel, joined);
+            let old = sink.move_to(joined);
             // In here, so that no event of this id can overtake those that waited.
             channel.0.adopt(&old, Arc::as_ptr(&self.0));
             Some(old)
@@ -189,7 +189,7 @@ impl Id {
         let old = self.endpoint().change(|inner, _| {
             let sink = inner.sink.as_mut()?;
             let joined = Use::begin_or_keep(channel, User::Id);
-            Some(std::mem::replace(&mut sink.channel, joined))
+            Some(sink.move_to(joined))
         });
         drop(old);
     }
@@ -249,7 +249,7 @@ impl Endpoint {
         let plan = Plan::new(&self.device.config, param)?;
         let runtime = super::runtime(&self.device)?;
         let qp = &qp.0.inner;
-        self.change(|inner, _| {
+        let task = self.change(|inner, _| {
             if !matches!(inner.stage, Stage::Idle | Stage::Bound(_)) {
                 return Err(inner.stage.refuses("connect"));
             }
@@ -262,9 +262,9 @@ impl Endpoint {
                     _ => None,
                 };
             inner.qp = Some(Arc::clone(qp));
-            let task = initiate::run(Arc::clone(self), Arc::clone(qp), target, bound, plan);
-            inner.task = Some(runtime.spawn(task).abort_handle());
-            Ok(())
-        })
+            Ok(initiate::run(Arc::clone(self), Arc::clone(qp), target, bound, plan))
+        })?;
+        self.launch(&runtime, task);
+        Ok(())
     }
 }

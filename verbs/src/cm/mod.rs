@@ -88,6 +88,7 @@ pub use attach::Attach;
 pub use close::CloseReason;
 pub use connection::{Connecting, Connection};
 pub use error::{ConnectError, Phase};
+pub(crate) use event::Channels;
 pub use event::{Event, EventChannel, EventKind};
 pub(crate) use handshakes::Handshakes;
 pub use id::Id;

@@ -24,6 +24,7 @@ use super::asked::Asked;
 use super::budget::Budget;
 use super::gather::Watching;
 use super::{Caller, parking::Parking};
+use crate::cm::Channels;
 use crate::event::{AsyncEventKind, AsyncEvents};
 use crate::mem::{Origin, without_signals};
 use crate::qp::QpInner;
@@ -35,6 +36,7 @@ pub(crate) struct Driver {
     budget: Budget,
     origin: Origin,
     events: Arc<AsyncEvents>,
+    channels: Arc<Channels>,
     /// Only one start at a time, and a failed one may be tried again, unless there is to be none any more.
     starting: Mutex<Start>,
     running: OnceLock<Arc<Shared>>,
@@ -59,6 +61,7 @@ struct Shared {
     over: AtomicBool,
     /// Where that is told.
     events: Arc<AsyncEvents>,
+    channels: Arc<Channels>,
     /// Has the thread fail.
     #[cfg(test)]
     broken: AtomicBool,
@@ -81,12 +84,17 @@ struct Inbox {
 }
 
 impl Driver {
-    /// What befalls the thread is told as an event.
-    pub(crate) fn new(memory_budget: usize, events: Arc<AsyncEvents>) -> Self {
+    /// What befalls the thread is told as an event, of the device and of each id.
+    pub(crate) fn new(
+        memory_budget: usize,
+        events: Arc<AsyncEvents>,
+        channels: Arc<Channels>,
+    ) -> Self {
         Self {
             budget: Budget::new(memory_budget),
             origin: Origin::here(),
             events,
+            channels,
             starting: Mutex::new(Start::Possible),
             running: OnceLock::new(),
             thread: Mutex::new(None),
@@ -215,7 +223,7 @@ impl Driver {
             return Err(io::Error::other("the device was destroyed"));
         }
         if self.running.get().is_none() {
-            let (shared, thread) = spawn(&self.events)?;
+            let (shared, thread) = spawn(&self.events, &self.channels)?;
             *self.thread.lock() = Some(thread);
             let set = self.running.set(shared);
             debug_assert!(set.is_ok(), "only set with the lock held");
@@ -278,14 +286,17 @@ const RETRY: Duration = Duration::from_millis(10);
 const RETRIES: u32 = 100;
 
 /// Starts the thread, and waits until its runtime is there.
-fn spawn(events: &Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, JoinHandle<()>)> {
+fn spawn(
+    events: &Arc<AsyncEvents>,
+    channels: &Arc<Channels>,
+) -> io::Result<(Arc<Shared>, JoinHandle<()>)> {
     let (started, start) = mpsc::channel();
     let thread = thread::Builder::new().name("iwarp-driver".into());
-    let events = Arc::clone(events);
+    let (events, channels) = (Arc::clone(events), Arc::clone(channels));
     let run_thread = move || {
         let prepared = Builder::new_current_thread().enable_all().build().and_then(|runtime| {
             let _inside = runtime.enter();
-            let (shared, waiter) = prepare(events)?;
+            let (shared, waiter) = prepare(events, channels)?;
             Ok((runtime, shared, waiter))
         });
         let (runtime, shared, waiter) = match prepared {
@@ -302,6 +313,9 @@ fn spawn(events: &Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, JoinHandle<()>)>
             shared.over.store(true, Ordering::Relaxed);
         } else {
             shared.fail();
+            // Set-ups fail as they go with it, and then the ids hear of the device.
+            runtime.shutdown_background();
+            shared.channels.device_failed();
         }
     };
     // The program's signals are for its own threads.
@@ -312,7 +326,10 @@ fn spawn(events: &Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, JoinHandle<()>)>
 }
 
 /// To be called inside of the runtime.
-fn prepare(events: Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, DriverWaiter)> {
+fn prepare(
+    events: Arc<AsyncEvents>,
+    channels: Arc<Channels>,
+) -> io::Result<(Arc<Shared>, DriverWaiter)> {
     let set = Arc::new(DriverSet::new()?);
     let waiter = set.waiter()?;
     let shared = Shared {
@@ -322,6 +339,7 @@ fn prepare(events: Arc<AsyncEvents>) -> io::Result<(Arc<Shared>, DriverWaiter)> 
         woken: AtomicBool::new(false),
         over: AtomicBool::new(false),
         events,
+        channels,
         #[cfg(test)]
         broken: AtomicBool::new(false),
         connected: Mutex::default(),

@@ -371,3 +371,47 @@ fn a_device_whose_driver_fails_tells_so_and_ends_its_connections() {
     assert!(refused.to_string().contains("has ended"), "{refused}");
     a.qp.destroy().unwrap();
 }
+
+/// Each id of the device hears of it, behind the end of what it was doing; and who waits for a set-up does
+/// not wait for ever.
+#[test]
+fn ids_hear_of_a_device_whose_driver_fails() {
+    use crate::cm::{BindOptions, ConnParam, ConnectError, EventChannel, EventKind, Id};
+
+    let device = Device::open(DeviceConfig::default()).unwrap();
+    let (pd, cq) = (device.alloc_pd(), device.create_cq(16).unwrap());
+    let qp = || pd.create_qp(&QpConfig::new(&cq)).unwrap();
+    let channel = EventChannel::new(&device).unwrap();
+    let next = || channel.wait_event(HANG).expect("an event");
+    let [listening, client, pending] = [0; 3].map(|_| Id::new(&channel));
+    listening.bind("127.0.0.1:0", BindOptions::default()).unwrap();
+    listening.listen(0).unwrap();
+    let (here, there) = (qp(), qp());
+    client.connect(listening.local_addr().unwrap(), &here, ConnParam::default()).unwrap();
+    let request = next();
+    request.id.accept(&there, ConnParam::default()).unwrap();
+    assert_eq!([next().kind, next().kind], [EventKind::Established; 2]);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap();
+    let waiting = [qp(), qp()];
+    pending.connect(silent, &waiting[0], ConnParam::default()).unwrap();
+    let connecting = crate::cm::connect(silent, &waiting[1], ConnParam::default()).unwrap();
+
+    device.0.driver().break_down();
+    let error = connecting.wait(None).unwrap_err();
+    assert!(matches!(error, ConnectError::Driver(_)), "{error}");
+    let mut told: Vec<_> = (0..7).map(|_| next()).collect();
+    assert!(channel.get_event().is_none());
+    let mut of = |id: &Id| -> Vec<EventKind> {
+        let (of, others) = told.drain(..).partition(|event| event.id == *id);
+        told = others;
+        let of: Vec<crate::cm::Event> = of;
+        of.iter().map(|event| event.kind).collect()
+    };
+    let ended = [EventKind::Disconnected, EventKind::DeviceRemoval];
+    assert_eq!((of(&client), of(&request.id)), (ended.to_vec(), ended.to_vec()));
+    assert_eq!(of(&pending), [EventKind::ConnectError, EventKind::DeviceRemoval]);
+    assert_eq!(of(&listening), [EventKind::DeviceRemoval]);
+    assert!(crate::cm::connect(silent, &qp(), ConnParam::default()).is_err());
+    assert!(waiting.iter().all(|qp| qp.state() == QpState::Err));
+}

@@ -16,6 +16,17 @@ pub enum Step<'b> {
     Ulpdu(&'b [u8]),
 }
 
+/// What has come of an FPDU that is not whole yet ([`Deframer::unfinished`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished<'b> {
+    /// The front of the ULPDU, as far as it is in the buffer.
+    pub ulpdu: &'b [u8],
+    /// Octets that the whole ULPDU will have.
+    pub ulpdu_len: usize,
+    /// Octets that went past the buffer ([`Deframer::pass_by`]).
+    pub passed_by: usize,
+}
+
 /// Takes the FPDUs of one direction apart, one after the other.
 ///
 /// The octets stay in a buffer of the caller's, the present FPDU at its front. Nothing is
@@ -25,6 +36,8 @@ pub struct Deframer {
     position: u64,
     markers: bool,
     crc: bool,
+    /// Octets of the present FPDU that went past the buffer.
+    passed_by: usize,
     shown: Option<Shown>,
     failed: Option<Error>,
 }
@@ -53,6 +66,7 @@ impl Deframer {
             position: position & !3,
             markers: framing.receive_markers,
             crc: framing.crc,
+            passed_by: 0,
             shown: None,
             failed: None,
         }
@@ -93,7 +107,7 @@ impl Deframer {
         // that the field can state is taken.
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
         let body = body_len(ulpdu_len);
-        let wire_len = layout.wire_len(body);
+        let wire_len = layout.wire_len(body).saturating_sub(self.passed_by);
         // MPA-076
         let Some(wire) = buf.get_mut(..wire_len) else { return Ok(Step::Need(wire_len)) };
 
@@ -105,7 +119,7 @@ impl Deframer {
             layout.strip(wire, body);
         }
         // MPA-044; the pad is dropped, whatever it holds (MPA-048).
-        let end = start.saturating_add(ulpdu_len);
+        let end = start.saturating_add(ulpdu_len).saturating_sub(self.passed_by);
         self.shown = Some(Shown { start, end, wire_len });
         Ok(wire.get(start..end).map_or(Step::Need(wire_len), Step::Ulpdu))
     }
@@ -131,12 +145,42 @@ impl Deframer {
         Ok(())
     }
 
+    /// What has come of the present FPDU, if part of it may go past the buffer: where no CRC wants to see
+    /// all of it first (MPA-058), and no markers lie in between. `None` also for one that is whole, or of which
+    /// the length is not known.
+    #[must_use]
+    pub fn unfinished<'b>(&self, buf: &'b [u8]) -> Option<Unfinished<'b>> {
+        if self.crc || self.markers || self.shown.is_some() || self.failed.is_some() {
+            return None;
+        }
+        let (length, ulpdu) = buf.split_first_chunk::<LENGTH_LEN>()?;
+        let ulpdu_len = usize::from(u16::from_be_bytes(*length));
+        let passed_by = self.passed_by;
+        let is_unfinished = ulpdu.len().saturating_add(passed_by) < ulpdu_len;
+        is_unfinished.then_some(Unfinished { ulpdu, ulpdu_len, passed_by })
+    }
+
+    /// So many octets of the present FPDU, which is [unfinished](Self::unfinished), came or were taken from
+    /// the stream another way: they are not in the buffer, nor will they be. What follows them comes behind
+    /// what is there, and the ULPDU is shown without them.
+    pub const fn pass_by(&mut self, octets: usize) {
+        self.passed_by = self.passed_by.saturating_add(octets);
+    }
+
+    /// Octets of the present FPDU that [went past](Self::pass_by) the buffer.
+    #[inline]
+    #[must_use]
+    pub const fn passed_by(&self) -> usize {
+        self.passed_by
+    }
+
     /// Goes on to the next FPDU; gives the octets of the one shown last, which the caller drops
     /// from the front of its buffer. 0 if none was shown.
     #[inline]
     pub fn consume(&mut self) -> usize {
-        let wire_len = self.shown.take().map_or(0, |shown| shown.wire_len);
-        self.position = self.position.wrapping_add(wire_len as u64);
+        let Some(Shown { wire_len, .. }) = self.shown.take() else { return 0 };
+        let all = wire_len.saturating_add(core::mem::take(&mut self.passed_by));
+        self.position = self.position.wrapping_add(all as u64);
         wire_len
     }
 
@@ -155,7 +199,10 @@ impl Deframer {
         match &self.failed {
             Some(error) => Err(error.clone()),
             None if unread == 0 => Ok(()),
-            None => Err(Error::Truncated { position: self.position, received: unread }),
+            None => {
+                let received = unread.saturating_add(self.passed_by);
+                Err(Error::Truncated { position: self.position, received })
+            }
         }
     }
 
@@ -236,6 +283,43 @@ mod tests {
         assert_eq!(deframer.next(&mut good.clone()), Err(error.clone()));
         assert_eq!((deframer.consume(), deframer.is_ready()), (0, false));
         assert_eq!(deframer.handle_eof(0), Err(error));
+    }
+
+    /// A part that went past the buffer counts, and is all that is missing in what is shown.
+    #[test]
+    fn what_goes_past_the_buffer_is_left_out() {
+        const BARE: Framing = Framing { crc: false, ..PLAIN };
+        let ulpdu: Vec<u8> = (0..100).collect();
+        let whole = [fpdu(BARE, 0, &ulpdu), b"behind".to_vec()].concat();
+        let len = whole.len() - 6;
+        let mut deframer = Deframer::new(&BARE);
+        assert_eq!(deframer.unfinished(&whole[..1]), None);
+        assert_eq!(deframer.unfinished(&whole), None, "there is nothing left to go past");
+        let front = Unfinished { ulpdu: &ulpdu[..14], ulpdu_len: 100, passed_by: 0 };
+        assert_eq!(deframer.unfinished(&whole[..16]), Some(front));
+        // Octets that were in the buffer, and then others.
+        deframer.pass_by(10);
+        deframer.pass_by(60);
+        let front = Unfinished { ulpdu: &ulpdu[..4], ulpdu_len: 100, passed_by: 70 };
+        assert_eq!(deframer.unfinished(&whole[..6]), Some(front));
+        let mut short = [&whole[..6], &whole[76..]].concat();
+        assert_eq!(deframer.next(&mut short[..20]), Ok(Step::Need(len - 70)));
+        let error = Error::Truncated { position: 0, received: 90 };
+        assert_eq!(deframer.handle_eof(20), Err(error));
+        let shown = [&ulpdu[..4], &ulpdu[74..]].concat();
+        assert_eq!(deframer.next(&mut short), Ok(Step::Ulpdu(&shown)));
+        assert_eq!((deframer.passed_by(), deframer.unfinished(&short)), (70, None));
+        assert_eq!(deframer.consume(), len - 70);
+        assert_eq!((deframer.passed_by(), deframer.position()), (0, len as u64));
+    }
+
+    // MPA-058: where there is something to check before, nothing goes past the buffer.
+    #[test]
+    fn what_is_to_be_checked_stays_in_the_buffer() {
+        for framing in [PLAIN, MARKED, Framing { crc: false, ..MARKED }] {
+            let wire = fpdu(framing, 0, &[7; 100]);
+            assert_eq!(Deframer::new(&framing).unfinished(&wire[..30]), None);
+        }
     }
 
     // MPA-088: FIN is fine between FPDUs and an error inside.

@@ -107,7 +107,7 @@ mod wire;
 
 #[cfg(feature = "codec")]
 pub use codec::{CodecError, FpduCodec, StartupCodec};
-pub use deframer::{Deframer, Step};
+pub use deframer::{Deframer, Step, Unfinished};
 pub use error::{Error, StartupError};
 pub use fpdu::{FrameError, Framer, Framing, framed_len};
 pub use handshake::{Initiator, Responder};

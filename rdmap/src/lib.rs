@@ -19,7 +19,8 @@
 //!
 //! Sender and receiver share no state: they hand values to each other through the stream. One octet of
 //! payload is copied once on its way out (or not at all: [`TxBatch::gather_from`]) and once on its way in,
-//! and only after its FPDU was found whole and good. Nothing is allocated per FPDU.
+//! and only after its FPDU was found whole and good; without CRC, where there is nothing to find, long payload
+//! may go past the stream ([`Stream::straight`]). Nothing is allocated per FPDU.
 //!
 //! # Who calls what, in which order
 //!
@@ -247,7 +248,9 @@ pub use config::StreamConfig;
 pub use counters::{Counters, Messages};
 pub use error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};
 pub use event::{CloseCause, Event, Initiator, Input, LostCause, Need, Shutdown};
-pub use memory::{InvalidateRefusal, Memory, Receive, Received, WorkRefused};
+pub use memory::{
+    InvalidateRefusal, LAST_OCTETS, Memory, Receive, Received, Sink, Straight, WorkRefused,
+};
 pub use message::ReadRequest;
 pub use opcode::Opcode;
 pub use operation::{Operation, OperationKind, Outcome, SubmitError};

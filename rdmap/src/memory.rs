@@ -73,6 +73,48 @@ pub struct Received<B> {
     pub immediate: Option<[u8; IMMEDIATE_LEN]>,
 }
 
+/// Payload of the FPDU that is coming, and where it goes
+/// ([`Stream::straight`](crate::Stream::straight)).
+#[derive(Debug, PartialEq, Eq)]
+pub struct Straight<'a, B> {
+    /// Where the first octet of it goes.
+    pub sink: Sink<'a, B>,
+    /// All that is not in place yet, to the end of the segment.
+    pub len: usize,
+    /// The first of it, in the caller's buffer, which ends with it.
+    pub held: &'a [u8],
+    /// So many behind those may come past the buffer. Not the last of the segment: they come through the
+    /// buffer, and their placement makes all of it visible ([`LAST_OCTETS`]).
+    pub free: usize,
+}
+
+/// A place in registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sink<'a, B> {
+    /// Named by the peer, and to be checked as for
+    /// [`place_tagged`](iwarp_ddp::Placement::place_tagged).
+    Tagged {
+        /// Names the buffer.
+        stag: Stag,
+        /// Tagged offset of the first octet.
+        offset: u64,
+    },
+    /// In the buffer of an own Read, and to be checked as for
+    /// [`place_local`](iwarp_ddp::Placement::place_local).
+    Local {
+        /// The local side of the Read.
+        buffer: &'a B,
+        /// Where in it the first octet goes.
+        offset: u64,
+    },
+}
+
+/// The end of a segment that never goes past the buffer.
+///
+/// A program that polls memory relies on the last octets of a message to be seen last; a socket promises
+/// nothing of that kind, a placement does. As long as the line of a cache.
+pub const LAST_OCTETS: usize = 64;
+
 /// Why a peer may not invalidate an `STag` (conformance decision D5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum InvalidateRefusal {

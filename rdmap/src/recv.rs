@@ -9,14 +9,14 @@
 use std::collections::VecDeque;
 
 use iwarp_ddp::{
-    Position, Segment, Stag, TaggedError, TaggedSegment, UntaggedError, UntaggedQueue,
-    UntaggedSegment,
+    Position, Segment, Stag, TAGGED_HEADER_LEN, TaggedError, TaggedSegment, UntaggedError,
+    UntaggedQueue, UntaggedSegment,
 };
-use iwarp_mpa::Rtr;
+use iwarp_mpa::{Rtr, Unfinished};
 
 use crate::config::StreamConfig;
 use crate::error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};
-use crate::memory::{Memory, Receive};
+use crate::memory::{Memory, Receive, Sink};
 use crate::message::ReadRequest;
 use crate::opcode::{Opcode, queue as qn};
 use crate::operation::Outcome;
@@ -124,9 +124,9 @@ impl Fault {
     }
 
     #[cold]
-    fn about(self, ulpdu: &[u8]) -> Refused {
+    fn about(self, ulpdu: &[u8], placed: usize) -> Refused {
         let Self { error, blame, request } = self;
-        let culprit = Culprit { read_request: request, ..Culprit::of_ulpdu(ulpdu) };
+        let culprit = Culprit { read_request: request, ..Culprit::of_ulpdu(ulpdu).behind(placed) };
         Refused { error, culprit, blame }
     }
 }
@@ -176,18 +176,53 @@ impl<B> Receiver<B> {
         self.reads.pop_front()
     }
 
-    /// Checks one ULPDU and carries out what it says. `transmitted` is the stream position up to which
-    /// TCP accepted what this side sends.
+    /// Checks one ULPDU and carries out what it says. Of its payload, `placed` octets are in memory already
+    /// ([`straight`](Self::straight)) and not in `ulpdu`. `transmitted` is the stream position up to which TCP
+    /// accepted what this side sends.
     #[inline]
     pub(crate) fn accept<M: Memory<B>>(
         &mut self,
         ulpdu: &[u8],
+        placed: usize,
         memory: &mut M,
         transmitted: u64,
     ) -> Result<Accepted<B>, Refused> {
-        match self.dispatch(ulpdu, memory, transmitted) {
+        match self.dispatch(ulpdu, placed, memory, transmitted) {
             Ok(accepted) => Ok(accepted),
-            Err(fault) => Err(fault.about(ulpdu)),
+            Err(fault) => Err(fault.about(ulpdu, placed)),
+        }
+    }
+
+    /// Where the rest of the payload of a ULPDU goes of which only the front is there: header, and perhaps
+    /// some payload, of which `placed` octets are in memory already. `None` if this side does not want it, or
+    /// cannot say yet: then all of it is awaited.
+    pub(crate) fn straight(
+        &self,
+        unfinished: &Unfinished<'_>,
+        transmitted: u64,
+    ) -> Option<(Sink<'_, B>, usize)> {
+        let segment = match Segment::parse(unfinished.ulpdu) {
+            Ok(Segment::Tagged(segment)) if self.expected_rtr.is_none() => segment,
+            _ => return None,
+        };
+        let control = Control::from_octet(segment.rsvd_ulp);
+        if !control.has_our_version() {
+            return None;
+        }
+        let placed = unfinished.passed_by;
+        let len = unfinished.ulpdu_len.checked_sub(TAGGED_HEADER_LEN)?;
+        match Opcode::from_raw(control.opcode())? {
+            Opcode::Write => {
+                let offset = segment.offset.checked_add(placed as u64)?;
+                Some((Sink::Tagged { stag: segment.stag, offset }, len.checked_sub(placed)?))
+            }
+            Opcode::ReadResponse => {
+                let (read, _) = self.due_response(&segment, len, transmitted).ok()?;
+                let (_, buffer) = read.operation.as_ref()?;
+                let offset = u64::from(self.read_placed).saturating_add(placed as u64);
+                Some((Sink::Local { buffer, offset }, len.checked_sub(placed)?))
+            }
+            _ => None,
         }
     }
 
@@ -195,6 +230,7 @@ impl<B> Receiver<B> {
     fn dispatch<M: Memory<B>>(
         &mut self,
         ulpdu: &[u8],
+        placed: usize,
         memory: &mut M,
         transmitted: u64,
     ) -> Result<Accepted<B>, Fault> {
@@ -214,9 +250,9 @@ impl<B> Receiver<B> {
         // Whatever comes first, an RTR comes no later.
         let first = self.expected_rtr.take();
         match (segment, opcode) {
-            (Segment::Tagged(segment), Opcode::Write) => self.write(&segment, memory),
+            (Segment::Tagged(segment), Opcode::Write) => self.write(segment, placed, memory),
             (Segment::Tagged(segment), Opcode::ReadResponse) => {
-                self.read_response(&segment, memory, transmitted)
+                self.read_response(&segment, placed, memory, transmitted)
             }
             (Segment::Untagged(segment), opcode) if opcode.is_send() => {
                 self.send(&segment, opcode, first, memory)
@@ -237,16 +273,19 @@ impl<B> Receiver<B> {
     #[inline]
     fn write<M: Memory<B>>(
         &mut self,
-        segment: &TaggedSegment<'_>,
+        mut segment: TaggedSegment<'_>,
+        placed: usize,
         memory: &mut M,
     ) -> Result<Accepted<B>, Fault> {
+        segment.offset = segment.offset.wrapping_add(placed as u64);
         // DDP-017; DDP-030: an empty one is not checked.
         segment.place(memory)?;
         let before = match self.write {
             PeerWrite::Open(octets) => octets,
             PeerWrite::Ended(_) => 0,
         };
-        let len = u32::try_from(segment.payload.len()).unwrap_or(u32::MAX);
+        let len = segment.payload.len().saturating_add(placed);
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
         let octets = before.saturating_add(len);
         // RDMAP-011: nobody is told.
         Ok(if segment.last {
@@ -442,36 +481,17 @@ impl<B> Receiver<B> {
     fn read_response<M: Memory<B>>(
         &mut self,
         segment: &TaggedSegment<'_>,
+        placed: usize,
         memory: &mut M,
         transmitted: u64,
     ) -> Result<Accepted<B>, Fault> {
-        // RDMAP-035. A peer that answers what was not sent yet answers something else.
-        let read = match self.reads.front() {
-            Some(read) if read.requested <= transmitted => read,
-            _ => return Err(TaggedError::InvalidStag.into()),
-        };
-        let bad = |error: TaggedError| Fault::blaming(error, Blame::Read(Outcome::BadResponse));
-        let placed = self.read_placed;
-        // RDMAP-034, decision D8: exactly what was asked for. DDP-030: what an empty segment names is not
-        // looked at.
-        if !segment.payload.is_empty() {
-            if segment.stag != read.sink_stag {
-                return Err(bad(TaggedError::InvalidStag));
-            }
-            if segment.offset != read.sink_offset.wrapping_add(u64::from(placed)) {
-                return Err(bad(TaggedError::Bounds));
-            }
-        }
-        // FC-017, SEC-23: not one octet more than is owed, and at L not one less.
-        let end = u32::try_from(segment.payload.len())
-            .ok()
-            .and_then(|len| placed.checked_add(len))
-            .filter(|&end| end <= read.len && (end == read.len || !segment.last))
-            .ok_or_else(|| bad(TaggedError::Bounds))?;
+        let len = segment.payload.len().saturating_add(placed);
+        let (read, end) = self.due_response(segment, len, transmitted)?;
         if let Some((_, buffer)) = &read.operation
             && !segment.payload.is_empty()
         {
-            memory.place_local(buffer, u64::from(placed), segment.payload).map_err(|fault| {
+            let offset = u64::from(self.read_placed).saturating_add(placed as u64);
+            memory.place_local(buffer, offset, segment.payload).map_err(|fault| {
                 Fault::blaming(LocalError::Sink(fault), Blame::Read(local_outcome(fault)))
             })?;
         }
@@ -483,6 +503,41 @@ impl<B> Receiver<B> {
         // RDMAP-033, ORD-08, ORD-16
         let operation = self.reads.pop_front().and_then(|read| read.operation);
         Ok(Accepted::ReadDone(operation))
+    }
+
+    /// The Read that a segment of a response with `len` octets of payload belongs to, and how many of its
+    /// octets there are with them.
+    #[inline]
+    fn due_response(
+        &self,
+        segment: &TaggedSegment<'_>,
+        len: usize,
+        transmitted: u64,
+    ) -> Result<(&ExpectedRead<B>, u32), Fault> {
+        // RDMAP-035. A peer that answers what was not sent yet answers something else.
+        let read = match self.reads.front() {
+            Some(read) if read.requested <= transmitted => read,
+            _ => return Err(TaggedError::InvalidStag.into()),
+        };
+        let bad = |error: TaggedError| Fault::blaming(error, Blame::Read(Outcome::BadResponse));
+        let placed = self.read_placed;
+        // RDMAP-034, decision D8: exactly what was asked for. DDP-030: what an empty segment names is not
+        // looked at.
+        if len > 0 {
+            if segment.stag != read.sink_stag {
+                return Err(bad(TaggedError::InvalidStag));
+            }
+            if segment.offset != read.sink_offset.wrapping_add(u64::from(placed)) {
+                return Err(bad(TaggedError::Bounds));
+            }
+        }
+        // FC-017, SEC-23: not one octet more than is owed, and at L not one less.
+        let end = u32::try_from(len)
+            .ok()
+            .and_then(|len| placed.checked_add(len))
+            .filter(|&end| end <= read.len && (end == read.len || !segment.last))
+            .ok_or_else(|| bad(TaggedError::Bounds))?;
+        Ok((read, end))
     }
 
     fn terminate(&mut self, segment: &UntaggedSegment<'_>) -> Result<Accepted<B>, Fault> {

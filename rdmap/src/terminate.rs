@@ -223,6 +223,11 @@ impl Culprit {
     pub(crate) fn of_ulpdu(ulpdu: &[u8]) -> Self {
         Self { ulpdu_len: ulpdu.len(), header: DdpHeader::from_front(ulpdu), read_request: None }
     }
+
+    /// So many more octets of the segment were placed before.
+    pub(crate) fn behind(self, placed: usize) -> Self {
+        Self { ulpdu_len: self.ulpdu_len.saturating_add(placed), ..self }
+    }
 }
 
 /// Which headers of the culprit a Terminate shows.

@@ -1,12 +1,13 @@
 //! From the octets of the peer to memory and events.
 
+use iwarp_ddp::TAGGED_HEADER_LEN;
 use iwarp_mpa::Step;
 
 use super::{Blocked, Partial, PeerHalf, Stream};
 use crate::clock::Clock;
 use crate::counters::add;
 use crate::event::{Event, Input, Need};
-use crate::memory::{Memory, Received};
+use crate::memory::{LAST_OCTETS, Memory, Received, Straight};
 use crate::opcode::Opcode;
 use crate::operation::Outcome;
 use crate::recv::{Accepted, Blame};
@@ -41,6 +42,7 @@ impl<B> Stream<B> {
                 consumed = input.len();
                 break Need::Nothing;
             }
+            let placed = self.deframer.passed_by();
             let ulpdu = match self.deframer.next(rest) {
                 Ok(Step::Need(octets)) => {
                     self.wait_for_rest(left, octets, consumed > 0, clock);
@@ -60,7 +62,7 @@ impl<B> Stream<B> {
                 break Need::Again;
             }
             budget = budget.saturating_sub(1);
-            let accepted = self.receiver.accept(ulpdu, memory, self.transmitted);
+            let accepted = self.receiver.accept(ulpdu, placed, memory, self.transmitted);
             // Decision D1: valid for MPA is enough. But who begins with a Terminate has failed to set the
             // connection up (CONN-27), and establishes none.
             if self.sender.is_held() && !matches!(accepted, Ok(Accepted::Terminate(_))) {
@@ -97,6 +99,36 @@ impl<B> Stream<B> {
         Input { consumed, need }
     }
 
+    /// What of the FPDU at the front of `input` may go straight to its sink, past the caller's buffer.
+    ///
+    /// `input` is what the last [`handle_input`](Self::handle_input) did not consume; that call said
+    /// [`Need::More`]. This is for whoever finds it cheaper to have the socket put payload where it belongs
+    /// than to copy it there; nobody has to ask. What is right with the segment so far was checked, except for
+    /// the memory: that is for the caller to check, all [`len`](Straight::len) octets of it, and again for every
+    /// call that moves octets. Whatever is not to be had this way goes on coming through the buffer, and
+    /// whoever is at fault is found there.
+    ///
+    /// `None` where CRC or markers are in use, so that nothing is placed that was not checked (MPA-058);
+    /// for all but Writes and responses to own Reads; and when less than [`LAST_OCTETS`] are missing.
+    #[must_use]
+    pub fn straight<'a>(&'a self, input: &'a [u8]) -> Option<Straight<'a, B>> {
+        if !self.state.receives() || self.sender.is_held() {
+            return None;
+        }
+        let unfinished = self.deframer.unfinished(input)?;
+        let (sink, len) = self.receiver.straight(&unfinished, self.transmitted)?;
+        let held = unfinished.ulpdu.get(TAGGED_HEADER_LEN..)?;
+        let free = len.checked_sub(held.len())?.checked_sub(LAST_OCTETS)?;
+        (free > 0).then_some(Straight { sink, len, held, free })
+    }
+
+    /// So many octets of the payload that [`straight`](Self::straight) told of were put into its sink: those
+    /// that it held first, which the caller takes out of its buffer, then those behind them that came from the
+    /// socket.
+    pub fn handle_straight(&mut self, octets: usize) {
+        self.deframer.pass_by(octets);
+    }
+
     /// The peer's FIN was read, behind all octets that were shown to
     /// [`handle_input`](Self::handle_input); `unread` of those it did not consume.
     ///
@@ -126,10 +158,11 @@ impl<B> Stream<B> {
     }
 
     fn consume(&mut self) -> usize {
+        let passed_by = self.deframer.passed_by();
         let octets = self.deframer.consume();
         self.blocked = None;
         add(&mut self.counters.fpdus_in, 1);
-        add(&mut self.counters.octets_in, octets);
+        add(&mut self.counters.octets_in, octets.saturating_add(passed_by));
         octets
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use iwarp_ddp::Stag;
 use iwarp_rdmap::{
     Chunk, CloseCause, Event, Initiator, Input, Need, Operation, OperationKind, Outcome, Shutdown,
-    Stream, StreamConfig, SubmitError, TerminateCode, TxBatch,
+    Straight, Stream, StreamConfig, SubmitError, TerminateCode, TxBatch,
 };
 
 use super::memory::{Buf, Region, TestMemory};
@@ -38,6 +38,30 @@ impl Endpoint {
     pub fn feed(&mut self, octets: &[u8]) -> Input {
         self.rx.extend_from_slice(octets);
         self.read()
+    }
+
+    /// Octets of the peer come in, in one piece, and long payload goes straight into its sink. Gives how many
+    /// went that way.
+    pub fn feed_straight(&mut self, octets: &[u8]) -> usize {
+        let (passed_by, held) = self.pass_by(octets);
+        self.rx.truncate(self.rx.len() - held);
+        self.stream.handle_straight(held + passed_by);
+        self.feed(&octets[passed_by..]);
+        passed_by
+    }
+
+    /// Puts payload into its sink: what is held, and what follows. Gives the octets of both.
+    fn pass_by(&mut self, octets: &[u8]) -> (usize, usize) {
+        let Some(Straight { sink, len, held, free }) = self.stream.straight(&self.rx) else {
+            return (0, 0);
+        };
+        assert!(held.len() + free < len, "the last octets go the other way");
+        let Some(at) = self.memory.straight_sink(&sink, len) else { return (0, 0) };
+        let (front, rest) = self.memory.bytes[at..at + len].split_at_mut(held.len());
+        front.copy_from_slice(held);
+        let free = free.min(octets.len());
+        rest[..free].copy_from_slice(&octets[..free]);
+        (free, held.len())
     }
 
     /// The stream looks at what is unread.

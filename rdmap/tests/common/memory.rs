@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag, range_in};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Receive, Received, WorkRefused};
+use iwarp_rdmap::{InvalidateRefusal, Memory, Receive, Received, Sink, WorkRefused};
 
 /// The local side of a work request: some octets of the [`TestMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,6 +121,16 @@ impl TestMemory {
             into[..here].copy_from_slice(&self.bytes[at..at + here]);
         }
         into[here..].fill(0);
+    }
+
+    /// Where `len` octets go that the socket puts there itself; `None` if one of the checks fails.
+    pub fn straight_sink(&mut self, sink: &Sink<'_, Buf>, len: usize) -> Option<usize> {
+        match *sink {
+            Sink::Tagged { stag, offset } => {
+                self.find(stag, offset, len as u64, |region| region.write).ok()
+            }
+            Sink::Local { buffer, offset } => self.local(buffer, offset, len).ok(),
+        }
     }
 
     fn local(&mut self, buffer: &Buf, offset: u64, len: usize) -> Result<usize, LocalFault> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Outcome, Receive, Received, WorkRefused};
+use iwarp_rdmap::{InvalidateRefusal, Memory, Outcome, Receive, Received, Sink, WorkRefused};
 
 use super::outbox::Outbox;
 use super::report::{Received as Message, Reporter};
@@ -109,6 +109,55 @@ impl<'a> QpMemory<'a> {
         self.found = None;
         *self.recent = Recent::default();
         self.find(stag)
+    }
+
+    /// Puts octets into a sink that the socket is to fill behind them. `None` if that is refused.
+    pub(super) fn place(&mut self, sink: &Sink<'_, Wqe>, octets: &[u8]) -> Option<()> {
+        match *sink {
+            _ if octets.is_empty() => Some(()),
+            Sink::Tagged { stag, offset } => self.place_tagged(stag, offset, octets).ok(),
+            Sink::Local { buffer, offset } => self.place_local(buffer, offset, octets).ok(),
+        }
+    }
+
+    /// Where memory lies that the socket is to put `len` octets into: all checks, again. `None` if one of them
+    /// fails, and also unless all lie in one region.
+    pub(super) fn straight_sink(
+        &mut self,
+        sink: &Sink<'_, Wqe>,
+        len: usize,
+    ) -> Option<(Arc<Region>, usize)> {
+        if self.closed {
+            return None;
+        }
+        match *sink {
+            Sink::Tagged { stag, offset } => {
+                let (peer, need, len) = (self.peer, Access::REMOTE_WRITE, len as u64);
+                let check = |region: &Region| region.check_remote(peer, stag, need, offset, len);
+                let at = self.with(stag, check).ok()?;
+                Some((self.found.clone()?, at))
+            }
+            Sink::Local { buffer, offset } => {
+                let (domain, need) = (self.peer.domain, Access::LOCAL_WRITE);
+                let mut found = None;
+                walk(buffer.payload(), offset, len, |piece, _, part| {
+                    found = match piece {
+                        Piece::Region { region, offset }
+                            if part == len && region.access().contains(need) =>
+                        {
+                            Some((Arc::clone(region), offset))
+                        }
+                        Piece::Raw { at, key } if part == len => {
+                            Some(raw(domain, need, at, len, key)?)
+                        }
+                        _ => None,
+                    };
+                    Ok(())
+                })
+                .ok()?;
+                found
+            }
+        }
     }
 
     fn find(&mut self, stag: Stag) -> Result<&Region, Refusal> {

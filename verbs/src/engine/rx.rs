@@ -2,14 +2,16 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
-use iwarp_rdmap::{LostCause, Need};
+use iwarp_rdmap::{LostCause, Need, Straight};
 
 use super::Caller;
 use super::driver::Driver;
 use super::link::{Link, PassClock};
 use super::memory::QpMemory;
 use super::scratch::{RX_LEN, Scratch};
+use crate::mem::{STRAIGHT_FROM, receive_into};
 
 /// Octets that tell the length of an FPDU, unless a marker comes first.
 const LENGTH_FIELD: usize = 2;
@@ -17,6 +19,13 @@ const LENGTH_FIELD: usize = 2;
 /// A pass that has taken so many octets leaves its buffer with the connection, if part of an FPDU is in
 /// it: more is to be expected at once, and would be copied to and fro.
 const BUSY: usize = 64 * 1024;
+
+/// Room for what follows payload that goes straight into its region: the end of its FPDU, a short one perhaps
+/// that ends the message, and the front of the next long one. What is more has to be copied.
+const BEHIND: usize = 4096;
+
+/// Part of an FPDU up to here is copied to memory of its own between passes, however busy they are.
+const SHORT: usize = 2 * BEHIND;
 
 /// What a connection keeps of its input between passes.
 #[derive(Debug, Default)]
@@ -32,8 +41,20 @@ pub(super) struct Rx {
     charged: usize,
     /// `held` has whole FPDUs that were not looked at for lack of time.
     pending: bool,
+    /// Payload went straight into its region a moment ago, and more may.
+    straight: bool,
     /// Nothing more is read: FIN was, or TCP is lost.
     pub(super) ended: bool,
+}
+
+/// One read from the socket.
+struct Read {
+    /// Octets in all, as the socket says it.
+    result: io::Result<usize>,
+    /// Octets for which there was room.
+    room: usize,
+    /// So many of them, the first, went straight into their region.
+    straight: usize,
 }
 
 /// How a look at the socket ended.
@@ -114,6 +135,7 @@ impl Rx {
             }
             return;
         }
+        let busy = busy && rest.len() > SHORT;
         if busy && scratch.rx.len() == RX_LEN && driver.budget().has_plenty(RX_LEN) {
             self.held = scratch.leave_rx();
             self.at = rest;
@@ -166,27 +188,21 @@ impl Link {
                     start = 0;
                     self.rx.moved_to_front(end);
                 }
-                // Over budget, FPDU by FPDU: nothing but the next one can stay over. What a stream that
-                // is over discards does not stay.
-                let frugal = first.is_none()
-                    && !driver.budget().has_room(RX_LEN)
-                    && self.stream.state().receives();
-                let limit = if frugal {
-                    (start + need).max(end + LENGTH_FIELD).min(buffer.len())
-                } else {
-                    buffer.len()
+                let before = end;
+                let part = match first.take() {
+                    Some(result) => Read { result, room: buffer.len() - end, straight: 0 },
+                    None => self.read_on(mem, buffer, start, &mut end, &mut need, driver),
                 };
-                let received =
-                    first.take().unwrap_or_else(|| self.socket.recv(&mut buffer[end..limit]));
-                match received {
+                moved |= end < before;
+                match part.result {
                     Ok(0) => {
                         self.peer_is_silent(end - start, clock);
                         end = start;
                         break Received::Drained { moved: true };
                     }
                     Ok(received) => {
-                        empty = end + received < limit && !self.socket.is_shaped();
-                        end += received;
+                        empty = received < part.room && !self.socket.is_shaped();
+                        end += received - part.straight;
                         taken += received;
                         moved = true;
                     }
@@ -251,6 +267,76 @@ impl Link {
         };
         self.rx.keep(scratch, start..end, need, taken >= BUSY, driver);
         outcome
+    }
+
+    fn read(&self, into: &mut [u8]) -> Read {
+        Read { result: self.socket.recv(into), room: into.len(), straight: 0 }
+    }
+
+    /// Reads what follows the octets from `start` to `end` of the buffer: long payload straight into its
+    /// region, if it may go there, and anything else into the buffer. `end` goes back over payload that is in
+    /// its region now, and `need`, of which that was a part, gets less.
+    #[inline]
+    fn read_on(
+        &mut self,
+        mem: &mut QpMemory<'_>,
+        buffer: &mut [u8],
+        start: usize,
+        end: &mut usize,
+        need: &mut usize,
+        driver: &Driver,
+    ) -> Read {
+        // Over budget, FPDU by FPDU: nothing but the next one can stay over. What a stream that is over
+        // discards does not stay.
+        if !driver.budget().has_room(RX_LEN) && self.stream.state().receives() {
+            let limit = (start + *need).max(*end + LENGTH_FIELD).min(buffer.len());
+            return self.read(&mut buffer[*end..limit]);
+        }
+        let missing = (start + *need).saturating_sub(*end);
+        if (missing < STRAIGHT_FROM && !self.rx.straight) || self.socket.is_shaped() {
+            return self.read(&mut buffer[*end..]);
+        }
+        let before = *end;
+        let straight = self.read_straight(mem, buffer, start, end);
+        *need = need.saturating_sub(before - *end);
+        if let Some(read) = straight {
+            self.rx.straight = true;
+            return read;
+        }
+        let mut limit = buffer.len();
+        if std::mem::take(&mut self.rx.straight) {
+            // What comes behind this FPDU may go straight again.
+            limit = limit.min((start + *need).max(*end) + BEHIND);
+        }
+        self.read(&mut buffer[*end..limit])
+    }
+
+    /// As [`read_on`](Self::read_on), for payload that goes straight into its region; `None` for any other.
+    fn read_straight(
+        &mut self,
+        mem: &mut QpMemory<'_>,
+        buffer: &mut [u8],
+        start: usize,
+        end: &mut usize,
+    ) -> Option<Read> {
+        let Straight { sink, len, held, free } = self.stream.straight(&buffer[start..*end])?;
+        if free < STRAIGHT_FROM && !self.rx.straight {
+            return None;
+        }
+        let (region, at) = mem.straight_sink(&sink, len)?;
+        let held_len = held.len();
+        mem.place(&sink, held)?;
+        self.stream.handle_straight(held_len);
+        *end -= held_len;
+        let limit = buffer.len().min(*end + BEHIND);
+        let behind = &mut buffer[*end..limit];
+        let room = free + behind.len();
+        // Whoever has revoked the region meanwhile is found when the last octets are placed.
+        let result =
+            receive_into(self.socket.as_fd(), &region, at + held_len, free, behind).ok()?;
+        let straight = result.as_ref().map_or(0, |&received| received.min(free));
+        self.stream.handle_straight(straight);
+        Some(Read { result, room, straight })
     }
 
     /// The peer's direction is over: FIN, or the end of what was there before TCP was lost.

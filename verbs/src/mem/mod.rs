@@ -23,6 +23,7 @@
 //! | `tenants.rs` | what lies over a region, and keeps it from being given up |
 //! | `mapped.rs` | whether raw memory is there |
 //! | `iov.rs` | one `sendmsg` over private octets and regions |
+//! | `receive.rs` | one `recvmsg` into a region |
 //! | `descriptor.rs` | no memory, but unsafe: descriptors in tokio's reactor |
 //! | `fork.rs` | no memory, but unsafe: forked children find themselves out |
 //! | `signals.rs` | no memory, but unsafe: threads without signals |
@@ -42,6 +43,7 @@ mod fork;
 mod handle;
 mod iov;
 mod mapped;
+mod receive;
 mod region;
 mod register;
 mod signals;
@@ -63,6 +65,7 @@ pub use fast::{FastRegion, Mapping};
 pub(crate) use fork::{Origin, PerProcess, random_u32};
 pub use handle::{MemoryRegion, MrSlice, Owned, RegisterError, RemoteMemory};
 pub(crate) use iov::{GatherList, SendFlags};
+pub(crate) use receive::{STRAIGHT_FROM, receive_into};
 pub(crate) use region::{Domain, PdId, Peer, Region};
 pub(crate) use signals::without_signals;
 pub(crate) use table::KeyTable;

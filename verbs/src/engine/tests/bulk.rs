@@ -209,7 +209,7 @@ fn the_longest_fpdu_may_come_in_two_parts() {
 }
 
 /// A tagged message of one segment.
-fn tagged(key: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
+pub(super) fn tagged(key: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
     let mut ulpdu = vec![0xc1, 0x40];
     ulpdu.extend(key.to_be_bytes());
     ulpdu.extend(offset.to_be_bytes());

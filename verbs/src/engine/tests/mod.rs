@@ -15,6 +15,7 @@ mod prop;
 mod srq;
 mod stall;
 mod states;
+mod straight;
 mod windows;
 
 use std::net::{TcpListener, TcpStream};

@@ -21,6 +21,10 @@
 //! All of them are handles: cheap to clone, usable from any thread, without lifetimes. Children keep their
 //! parents alive, work requests keep their memory alive, and dropping a handle never blocks.
 //!
+//! A program that wants to know that something is gone calls `destroy()`. It ends the object for all its handles,
+//! refuses while something uses it, with the kind that has to go first, and waits for events about it that were
+//! fetched and not acknowledged.
+//!
 //! # How data moves
 //!
 //! - Posting a request tries the socket at once, in the calling thread. What TCP does not take now is sent by

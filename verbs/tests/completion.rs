@@ -2,74 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod cm_support;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use iwarp_verbs::cm::{self, ConnParam, Connection, ListenConfig, Listener};
+use cm_support::{GUARD as FORGOTTEN, Side, connect};
+use iwarp_verbs::cm::{self, ConnParam, Connection};
 use iwarp_verbs::{
-    Access, AsyncEventKind, CompletionQueue, Device, DeviceConfig, Error, EventSource,
-    MemoryRegion, Notify, ProtectionDomain, QpConfig, QpState, QueuePair, RecvRequest, SendRequest,
+    AsyncEventKind, Error, EventSource, Notify, QpConfig, QpState, RecvRequest, SendRequest,
     WcOpcode, WorkCompletion,
 };
-
-/// Nothing takes so long unless it was forgotten.
-const FORGOTTEN: Duration = Duration::from_mins(1);
-
-/// One side: a device of its own, so that nothing of the other side moves it along.
-struct Side {
-    device: Device,
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    region: MemoryRegion,
-}
-
-impl Side {
-    fn new() -> Self {
-        Self::with_entries(4096)
-    }
-
-    fn with_entries(entries: u32) -> Self {
-        let device = Device::open(DeviceConfig::default()).unwrap();
-        let pd = device.alloc_pd();
-        let cq = device.create_cq(entries).unwrap();
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let region = pd.alloc(64 << 10, rights).unwrap();
-        Self { device, pd, cq, region }
-    }
-
-    fn qp(&self) -> QueuePair {
-        self.pd.create_qp(&QpConfig::new(&self.cq)).unwrap()
-    }
-
-    fn listen(&self) -> Listener {
-        Listener::bind(&self.device, "127.0.0.1:0", ListenConfig::default()).unwrap()
-    }
-
-    /// Polls until there is a completion, which has to be a success.
-    fn polled(&self) -> WorkCompletion {
-        let started = Instant::now();
-        loop {
-            if let Some(wc) = self.cq.poll_one() {
-                return wc.ok().unwrap();
-            }
-            assert!(started.elapsed() < FORGOTTEN, "no completion");
-        }
-    }
-}
-
-/// A connection of `client` to `server`, made with queue pairs of theirs.
-fn connect(
-    listener: &Listener,
-    client: &QueuePair,
-    server: &QueuePair,
-) -> (Connection, Connection) {
-    let connecting = cm::connect(listener.local_addr(), client, ConnParam::default()).unwrap();
-    let request = listener.accept(FORGOTTEN).unwrap();
-    let accepting = request.accept(server, ConnParam::default()).unwrap();
-    (connecting.wait(FORGOTTEN).unwrap(), accepting.wait(FORGOTTEN).unwrap())
-}
 
 fn pair(client: &Side, server: &Side) -> (Connection, Connection) {
     connect(&server.listen(), &client.qp(), &server.qp())

@@ -9,11 +9,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use cm_support::{GUARD, World};
-use iwarp_verbs::cm::{self, ConnParam, EventChannel, Id, ListenConfig, Listener};
+use cm_support::{GUARD, World, connect};
+use iwarp_verbs::cm::{EventChannel, Id, ListenConfig, Listener};
 use iwarp_verbs::{
     Access, CompletionQueue, Device, DeviceConfig, Error, MemoryError, Notify, QpConfig, QpState,
-    QueuePair, RecvRequest, SendRequest, SrqConfig, WorkCompletion,
+    QueuePair, RecvRequest, SendRequest, SrqConfig, WindowType, WorkCompletion,
 };
 
 /// Something that uses the object, and goes by being called.
@@ -115,6 +115,14 @@ fn domain_rows() -> Vec<Row> {
         }),
         row("a dropped region", ("memory region", 1), |world| {
             dropped(world.pd.alloc(8, Access::empty()).unwrap())
+        }),
+        row("a memory window", ("memory window", 1), |world| {
+            let window = world.pd.alloc_window(WindowType::Two).unwrap();
+            destroyed(&window, |window| window.destroy().map_err(Error::from))
+        }),
+        row("a fast-registered region", ("memory region", 1), |world| {
+            let region = world.pd.alloc_fast_region(64, 1, false).unwrap();
+            destroyed(&region, |region| region.destroy().map_err(Error::from))
         }),
         row("a buffer of the program", ("memory region", 1), |world| {
             let owned = world.pd.register(vec![0; 8], Access::LOCAL_WRITE).unwrap();
@@ -309,10 +317,7 @@ fn a_closed_device_has_delivered_what_it_sent_and_has_no_thread() {
     let (a, b) = (near.qp(), far.qp());
     let sink = far.pd.alloc(8, Access::LOCAL_WRITE).unwrap();
     b.post_recv(RecvRequest::new(1, sink.as_slice_all())).unwrap();
-    let connecting = cm::connect(listener.local_addr(), &a, ConnParam::default()).unwrap();
-    let accepting = listener.accept(GUARD).unwrap().accept(&b, ConnParam::default()).unwrap();
-    let near_end = connecting.wait(GUARD).unwrap();
-    let _far_end = accepting.wait(GUARD).unwrap();
+    let (near_end, _far_end) = connect(&listener, &a, &b);
     a.post_send(SendRequest::send_inline(1, b"farewell")).unwrap();
     assert!(matches!(near.device.clone().destroy(), Err(Error::Busy { .. })));
     a.destroy().unwrap();
@@ -341,10 +346,7 @@ fn fc_076_destruction_while_others_post_poll_wait_and_await() {
             near.pd.register(vec![1_u8; 4096], Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         let far_memory =
             far.pd.register(vec![2_u8; 4096], Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
-        let connecting = cm::connect(listener.local_addr(), &a, ConnParam::default()).unwrap();
-        let accepting = listener.accept(GUARD).unwrap().accept(&b, ConnParam::default()).unwrap();
-        let (_near_end, _far_end) =
-            (connecting.wait(GUARD).unwrap(), accepting.wait(GUARD).unwrap());
+        let _ends = connect(&listener, &a, &b);
         let (stop, gone) = (AtomicBool::new(false), AtomicBool::new(false));
         let regions = (near_memory.region().clone(), far_memory.region().clone());
         let running = || !stop.load(Ordering::Acquire);

@@ -1,40 +1,17 @@
 //! What a queue pair tells of itself, and what it lets its peer do.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::time::Duration;
+mod cm_support;
 
-use iwarp_verbs::cm::{self, ConnParam, Connection, ListenConfig, Listener};
+use cm_support::{GUARD, Side, connect};
+use iwarp_verbs::cm::Connection;
 use iwarp_verbs::{
-    Access, CompletionQueue, Device, DeviceConfig, Initiator, MemoryRegion, ProtectionDomain,
-    QpConfig, QpStats, QueuePair, RecvRequest, SendRequest, WcStatus,
+    Access, Initiator, QpConfig, QpStats, QueuePair, RecvRequest, SendRequest, WcStatus,
 };
 
-const GUARD: Duration = Duration::from_mins(1);
-
-struct Side {
-    device: Device,
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    region: MemoryRegion,
-}
-
-impl Side {
-    fn new() -> Self {
-        let device = Device::open(DeviceConfig::default()).unwrap();
-        let pd = device.alloc_pd();
-        let cq = device.create_cq(64).unwrap();
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let region = pd.alloc(4096, rights).unwrap();
-        Self { device, pd, cq, region }
-    }
-}
-
+/// Connects two queue pairs.
 fn join(near: &QueuePair, far_side: &Side, far: &QueuePair) -> (Connection, Connection) {
-    let listener =
-        Listener::bind(&far_side.device, "127.0.0.1:0", ListenConfig::default()).unwrap();
-    let connecting = cm::connect(listener.local_addr(), near, ConnParam::default()).unwrap();
-    let accepting = listener.accept(GUARD).unwrap().accept(far, ConnParam::default()).unwrap();
-    (connecting.wait(GUARD).unwrap(), accepting.wait(GUARD).unwrap())
+    connect(&far_side.listen(), near, far)
 }
 
 #[test]

@@ -14,9 +14,12 @@ use std::time::{Duration, Instant};
 use iwarp_mpa::{
     Deframer, Depth, Enhanced, FrameKind, Framer, Framing, RtrTypes, StartupFrame, Step,
 };
-use iwarp_verbs::cm::{Event, EventChannel, EventKind, Listener};
+use iwarp_verbs::cm::{
+    self, ConnParam, Connection, Event, EventChannel, EventKind, ListenConfig, Listener,
+};
 use iwarp_verbs::{
-    CompletionQueue, Device, DeviceConfig, ProtectionDomain, QpConfig, QueuePair, WorkCompletion,
+    Access, CompletionQueue, Device, DeviceConfig, MemoryRegion, ProtectionDomain, QpConfig,
+    QueuePair, WorkCompletion,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -55,8 +58,7 @@ impl World {
     }
 
     pub(crate) fn listener(&self) -> Listener {
-        Listener::bind(&self.device, "127.0.0.1:0", iwarp_verbs::cm::ListenConfig::default())
-            .unwrap()
+        Listener::bind(&self.device, "127.0.0.1:0", ListenConfig::default()).unwrap()
     }
 
     pub(crate) fn channel(&self) -> EventChannel {
@@ -76,6 +78,60 @@ impl World {
         }
         found
     }
+}
+
+/// One side of a connection between programs: a device of its own, so that nothing of the other side moves
+/// it along, and memory.
+pub(crate) struct Side {
+    pub(crate) device: Device,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) region: MemoryRegion,
+}
+
+impl Side {
+    pub(crate) fn new() -> Self {
+        Self::with_entries(4096)
+    }
+
+    pub(crate) fn with_entries(entries: u32) -> Self {
+        let World { device, pd, .. } = World::new();
+        let cq = device.create_cq(entries).unwrap();
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let region = pd.alloc(64 << 10, rights).unwrap();
+        Self { device, pd, cq, region }
+    }
+
+    pub(crate) fn qp(&self) -> QueuePair {
+        self.pd.create_qp(&QpConfig::new(&self.cq)).unwrap()
+    }
+
+    pub(crate) fn listen(&self) -> Listener {
+        Listener::bind(&self.device, "127.0.0.1:0", ListenConfig::default()).unwrap()
+    }
+
+    /// Polls until there is a completion, which has to be a success.
+    pub(crate) fn polled(&self) -> WorkCompletion {
+        let started = Instant::now();
+        loop {
+            if let Some(wc) = self.cq.poll_one() {
+                return wc.ok().unwrap();
+            }
+            assert!(started.elapsed() < GUARD, "no completion");
+        }
+    }
+}
+
+/// A connection of `client` to `server`, whose device listens with `listener`.
+pub(crate) fn connect(
+    listener: &Listener,
+    client: &QueuePair,
+    server: &QueuePair,
+) -> (Connection, Connection) {
+    let connecting = cm::connect(listener.local_addr(), client, ConnParam::default()).unwrap();
+    let request = listener.accept(GUARD).unwrap();
+    let accepting = request.accept(server, ConnParam::default()).unwrap();
+    (connecting.wait(GUARD).unwrap(), accepting.wait(GUARD).unwrap())
 }
 
 /// The next event, which has to be of this kind.

@@ -1,7 +1,7 @@
 //! What the operations do, over every size and way of posting them.
 
 use super::*;
-use crate::mem::RemoteMemory;
+use crate::mem::{Mapping, RemoteMemory, WindowBinding, WindowType};
 use crate::wc::{WcFlags, WcOpcode};
 use crate::wr::{RawSge, RecvRequest, SendFlags, SendOperation, SendRequest};
 
@@ -249,35 +249,46 @@ fn messages_without_octets_need_no_valid_key() {
     }
 }
 
-/// FC-069: both values, flag set and unset, each operation.
+/// FC-069: both values, flag set and unset, each operation, those that send nothing included.
 #[test]
-fn what_is_reported_depends_on_flag_and_attribute() {
-    for signal_all in [false, true] {
+fn fc_069_what_is_reported_depends_on_flag_and_attribute() {
+    for (signal_all, signaled) in [(false, false), (false, true), (true, false), (true, true)] {
         let Pair { a, b } = Setup { signal_all, ..Setup::default() }.connect();
-        let far = b.region(64);
-        let near = a.region(64);
-        let mut expected = Vec::new();
-        for id in 0..12 {
-            if id % 3 == 2 {
-                b.qp.post_recv(RecvRequest::new(id, far.as_slice_all())).unwrap();
-            }
-            let slice = near.as_slice_all();
-            let request = match id % 3 {
-                0 => SendRequest::write(id, slice, far.remote()),
-                1 => SendRequest::read(id, slice, far.remote()),
-                _ => SendRequest::send(id, slice),
-            };
-            let signaled = id % 2 == 0 || id == 11;
-            if signaled || signal_all {
-                expected.push(id);
-            }
-            let request = if signaled { request } else { request.unsignaled() };
-            a.qp.post_send(request).unwrap();
+        let (far, lent) = (b.region(64), b.region(64));
+        let near = alloc(&a.pd, 64, ALL | Access::MW_BIND);
+        let slice = || near.as_slice_all();
+        let window = a.pd.alloc_window(WindowType::Two).unwrap();
+        let binding = WindowBinding::new(&slice(), Access::REMOTE_WRITE);
+        let fast = a.pd.alloc_fast_region(64, 1, true).unwrap();
+        let mapping = Mapping::new([slice()], Access::LOCAL_WRITE);
+        for id in 0..3 {
+            b.qp.post_recv(RecvRequest::new(id, far.as_slice_all())).unwrap();
         }
-        let found: Vec<u64> =
-            poll_n(&a.send_cq, expected.len()).iter().map(|wc| wc.wr_id).collect();
+        let requests = [
+            SendRequest::write(0, slice(), far.remote()),
+            SendRequest::write_inline(1, b"x", far.remote()),
+            SendRequest::read(2, slice(), far.remote()),
+            SendRequest::send(3, slice()),
+            SendRequest::send(4, ()).invalidate(lent.rkey()),
+            SendRequest::write_with_imm(5, slice(), far.remote(), 7),
+            SendRequest::bind_window(6, &window, 1, binding),
+            SendRequest::local_invalidate(7, window.rkey_with(1)),
+            SendRequest::register(8, &fast, 1, mapping),
+        ];
+        let count = requests.len() as u64;
+        for request in requests {
+            a.qp.post_send(if signaled { request } else { request.unsignaled() }).unwrap();
+        }
+        // Behind all of them.
+        a.qp.post_send(SendRequest::read(99, slice(), far.remote()).fence()).unwrap();
+        let all = signal_all || signaled;
+        let expected: Vec<_> = (0..count).filter(|_| all).chain([99]).collect();
+        let found = poll_n(&a.send_cq, expected.len());
+        assert!(found.iter().all(WorkCompletion::is_success), "{found:?}");
+        let found: Vec<_> = found.iter().map(|wc| wc.wr_id).collect();
         assert_eq!(found, expected, "in order of posting (ORD-13)");
         assert!(a.send_cq.poll_one().is_none());
+        assert_eq!(a.qp.0.inner.sq.slots.in_use(), 0, "places come back (FC-066)");
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod env;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use iwarp_mpa::{FpduLimit, Revision, RtrTypes};
@@ -78,6 +79,7 @@ pub struct DeviceConfig {
     pub(crate) memory_budget: usize,
     pub(crate) limits: DeviceLimits,
     pub(crate) network: Option<MemoryNetwork>,
+    pub(crate) pcap: Option<PathBuf>,
 }
 
 impl Default for DeviceConfig {
@@ -109,6 +111,7 @@ impl Default for DeviceConfig {
             memory_budget: 64 << 20,
             limits: DeviceLimits::default(),
             network: None,
+            pcap: None,
         }
     }
 }
@@ -288,6 +291,21 @@ impl DeviceConfig {
     #[must_use]
     pub fn network(mut self, network: &MemoryNetwork) -> Self {
         self.network = Some(network.clone());
+        self
+    }
+
+    /// Records all connections of the device in this file, for Wireshark: the octets of each direction as TCP is
+    /// given them and as they are received, whatever carries them, with made-up headers of Ethernet, IP and TCP.
+    ///
+    /// `%p` in the path stands for the number of the process. Devices of one process that are given the same path
+    /// write one file, begun anew by the first of them; a connection between two of them is in it once. The file is
+    /// whole when the last of them is gone.
+    ///
+    /// Connections do not wait for the file: what it is too slow for is left out and
+    /// [counted](crate::DeviceStats::capture_lost). Everything is copied on its way, so figures of speed mean nothing.
+    #[must_use]
+    pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pcap = Some(path.into());
         self
     }
 

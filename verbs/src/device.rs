@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+use crate::capture::Capture;
 use crate::channel::CompletionChannel;
 use crate::cm::{Channels, Handshakes};
 pub(crate) use crate::config::{DeviceConfig, DeviceLimits};
@@ -16,7 +19,7 @@ use crate::event::AsyncEvent;
 use crate::event::AsyncEvents;
 use crate::mem::Origin;
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::stats::{DeviceCounters, DeviceStats};
+use crate::stats::{DeviceCounters, DeviceStats, Past, QpStats};
 use crate::sys::Sockets;
 use crate::users::{Use, Used, User, Users};
 use crate::wr::MESSAGE_MAX;
@@ -50,6 +53,7 @@ pub(crate) struct DeviceInner {
     pub(crate) sockets: Sockets,
     /// Channels of connection events.
     pub(crate) channels: Arc<Channels>,
+    past: Mutex<Past>,
     driver: Driver,
     events: Arc<AsyncEvents>,
     users: Users,
@@ -62,6 +66,8 @@ pub(crate) struct DeviceInner {
 impl DeviceInner {
     pub(crate) fn new(config: DeviceConfig) -> Result<Arc<Self>, Error> {
         config.check()?;
+        let capture = config.pcap.as_deref().map(Capture::open).transpose();
+        let capture = capture.map_err(|error| Error::io("begin the capture file", error))?;
         let events =
             AsyncEvents::new().map_err(|error| Error::io("make a descriptor for events", error))?;
         let (events, channels) = (Arc::new(events), Arc::<Channels>::default());
@@ -69,7 +75,8 @@ impl DeviceInner {
             handshakes: Handshakes::new(config.max_pending_handshakes),
             origin: Origin::here(),
             counters: DeviceCounters::default(),
-            sockets: Sockets::new(config.network.clone()),
+            past: Mutex::default(),
+            sockets: Sockets::new(config.network.clone(), capture),
             driver: Driver::new(config.memory_budget, Arc::clone(&events), Arc::clone(&channels)),
             channels,
             events,
@@ -108,6 +115,13 @@ impl DeviceInner {
     /// Blocks until all fetched events about a queue pair are acknowledged (FC-040).
     pub(crate) fn wait_qp_acked(&self, number: u32) {
         self.events.wait_qp_acked(number);
+    }
+
+    /// A connection is over that has counted this.
+    pub(crate) fn add_past(&self, stats: &QpStats) {
+        let mut past = self.past.lock();
+        past.total.add(stats);
+        past.ended += 1;
     }
 
     pub(crate) fn number_cq(&self) -> u32 {
@@ -200,10 +214,44 @@ impl Device {
         &self.0.config
     }
 
-    /// What has happened so far.
+    /// What has happened so far, and what is held now.
     #[must_use]
     pub fn stats(&self) -> DeviceStats {
-        self.0.counters.snapshot()
+        let inner = &*self.0;
+        let counters = &inner.counters;
+        DeviceStats {
+            connections: counters.connections.get(),
+            requests_received: counters.requests_received.get(),
+            requests_rejected: counters.requests_rejected.get(),
+            setups_failed: counters.setups_failed.get(),
+            terminates_sent: counters.terminates_sent.get(),
+            terminates_received: counters.terminates_received.get(),
+            connections_lost: counters.connections_lost.get(),
+            cq_overruns: counters.cq_overruns.get(),
+            driver_retries: inner.driver().retries(),
+            capture_lost: inner.sockets.capture_lost(),
+            memory_in_use: inner.driver().budget().used() as u64,
+        }
+    }
+
+    /// What all connections so far have done, as a sum. Waits for the passes that may be running, one by one, so it
+    /// takes longer the more connections there are.
+    #[must_use]
+    pub fn traffic(&self) -> QpStats {
+        let past = || {
+            let past = self.0.past.lock();
+            (past.ended, past.total)
+        };
+        loop {
+            let (before, mut sum) = past();
+            for qp in self.0.driver().connected() {
+                sum.add(&qp.live_stats());
+            }
+            // One that has ended meanwhile may be in neither.
+            if past().0 == before {
+                return sum;
+            }
+        }
     }
 
     /// A descriptor that is readable while an event can be fetched. It never blocks.

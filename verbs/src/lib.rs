@@ -126,6 +126,7 @@
 
 pub mod aio;
 mod attr;
+mod capture;
 mod channel;
 pub mod cm;
 mod config;

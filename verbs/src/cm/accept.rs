@@ -300,6 +300,7 @@ impl Pending {
 
     /// Sends a rejecting Reply and closes in order, so that it arrives (FC-012, MPA-023).
     fn decline(self: Box<Self>, device: &Arc<DeviceInner>, reply: Bytes) {
+        device.counters.requests_rejected.count();
         // Without its driver the device is going down, and TCP tells the peer.
         let Ok(handle) = super::runtime(device) else { return };
         let limit = device.config.close_grace;

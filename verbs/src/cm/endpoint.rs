@@ -355,6 +355,7 @@ impl Endpoint {
             if !inner.stage.is_set_up() {
                 return None;
             }
+            self.device.counters.setups_failed.count();
             inner.fail(error, emitted);
             inner.qp.take()
         })

@@ -128,6 +128,7 @@ impl Serving {
         let taken = self.stop.run_until_cancelled(request).await;
         drop(place);
         let Some(pending) = taken.flatten().flatten() else { return };
+        self.device.counters.requests_received.count();
         // Its time is the program's from here on.
         let room = Arc::clone(&self.room).acquire_owned();
         let Some(Ok(room)) = self.stop.run_until_cancelled(room).await else {

@@ -23,6 +23,7 @@ impl DeviceConfig {
     /// | `IWARP_HOLD_BACK`, `IWARP_PARTIAL_FPDU`, `IWARP_CLOSE_GRACE`, `IWARP_CONNECT_TIMEOUT`, `IWARP_ACCEPT_TIMEOUT`, `IWARP_USER_TIMEOUT` | seconds, such as `2` or `0.25` |
     /// | `IWARP_KEEPALIVE` | `off`, or idle seconds, interval seconds and count: `10,5,3` |
     /// | `IWARP_MAX_PENDING_HANDSHAKES` | peers |
+    /// | `IWARP_PCAP` | path of a file that records all connections, `%p` in it being the process: [`pcap`](Self::pcap) |
     /// | `IWARP_MEMORY_BUDGET` | octets, with `k`, `m` or `g` behind for powers of 1024 |
     ///
     /// A variable that is not set, or empty, changes nothing.
@@ -167,6 +168,11 @@ const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "IWARP_PCAP",
+        expected: "the path of a file, as UTF-8",
+        apply: |config, text| set(&mut config.pcap, Some(Some(text.into()))),
+    },
+    Setting {
         name: "IWARP_MEMORY_BUDGET",
         expected: "octets, with k, m or g behind for powers of 1024",
         apply: |config, text| set(&mut config.memory_budget, octets(text)),
@@ -294,6 +300,7 @@ mod tests {
             ("IWARP_KEEPALIVE", "off", base().no_keepalive()),
             ("IWARP_KEEPALIVE", "20, 2, 9", base().keepalive(secs(20), secs(2), 9)),
             ("IWARP_MAX_PENDING_HANDSHAKES", "7", base().max_pending_handshakes(7)),
+            ("IWARP_PCAP", "/tmp/wire-%p.pcap", base().pcap("/tmp/wire-%p.pcap")),
             ("IWARP_MEMORY_BUDGET", "3M", base().memory_budget(3 << 20)),
             ("IWARP_MEMORY_BUDGET", "1234567", base().memory_budget(1_234_567)),
         ];

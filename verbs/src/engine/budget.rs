@@ -48,7 +48,6 @@ impl Budget {
     }
 
     /// Octets held now.
-    #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }

@@ -28,6 +28,7 @@ use crate::cm::Channels;
 use crate::event::{AsyncEventKind, AsyncEvents};
 use crate::mem::{Origin, without_signals};
 use crate::qp::QpInner;
+use crate::stats::Counter;
 use crate::sys::{DriverSet, DriverWaiter, Interest, Ready};
 
 /// The device's hold on its driver. Dropping it ends the thread.
@@ -40,6 +41,7 @@ pub(crate) struct Driver {
     /// Only one start at a time, and a failed one may be tried again, unless there is to be none any more.
     starting: Mutex<Start>,
     running: OnceLock<Arc<Shared>>,
+    retries: Counter,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -97,6 +99,7 @@ impl Driver {
             channels,
             starting: Mutex::new(Start::Possible),
             running: OnceLock::new(),
+            retries: Counter::default(),
             thread: Mutex::new(None),
         }
     }
@@ -106,8 +109,19 @@ impl Driver {
         Ok(self.start()?.runtime.clone())
     }
 
+    /// Times that a socket could not be armed, which was tried again.
+    pub(crate) fn retries(&self) -> u64 {
+        self.retries.get()
+    }
+
+    /// Queue pairs with a connection.
+    pub(crate) fn connected(&self) -> Vec<Arc<QpInner>> {
+        let Some(shared) = self.running.get() else { return Vec::new() };
+        shared.connected.lock().values().cloned().collect()
+    }
+
     /// Memory that connections hold between passes.
-    pub(super) fn budget(&self) -> &Budget {
+    pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
 
@@ -140,6 +154,7 @@ impl Driver {
         let Some(shared) = self.live() else { return };
         if let Err(error) = shared.set.arm(socket, qp.key(), interest) {
             // Out of kernel memory. The driver tries again; without it the connection might stand still.
+            self.retries.count();
             tracing::warn!(qp = qp.number, %error, "socket not armed");
             shared.deadline(Instant::now() + RETRY, qp.key());
         }

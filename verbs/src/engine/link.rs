@@ -25,6 +25,7 @@ use crate::event::AsyncEventKind;
 use crate::qp::state::QpEvent;
 use crate::qp::wqe::Wqe;
 use crate::qp::{Ending, QpInner};
+use crate::stats::{Passes, QpStats};
 use crate::sys::{Interest, Socket};
 
 /// Batches between two looks at the EMSS, in the long run. TCP begins with a smaller one than it will
@@ -74,6 +75,7 @@ pub(crate) struct Link {
     tell_drained: bool,
     /// What the program is told of the end, once a Terminate has decided it.
     verdict: Option<Verdict>,
+    passes: Passes,
 }
 
 /// How long a close may wait for what is posted: as long as a silent peer is waited for.
@@ -152,7 +154,26 @@ impl Link {
             foreseen: VecDeque::new(),
             tell_drained: false,
             verdict: None,
+            passes: Passes::default(),
         })
+    }
+
+    /// What the connection has counted.
+    pub(super) fn stats(&self) -> QpStats {
+        QpStats::new(self.stream.counters(), &self.passes)
+    }
+
+    /// Counts a pass.
+    #[inline]
+    pub(super) fn count(&mut self, who: Caller, found_work: bool) {
+        let passes = &mut self.passes;
+        let count = match who {
+            Caller::Poll => &mut passes.polls[usize::from(found_work)],
+            Caller::Post => &mut passes.posts,
+            Caller::Wait => &mut passes.waits,
+            Caller::Driver => &mut passes.driver,
+        };
+        *count = count.wrapping_add(1);
     }
 
     /// How the connection ended, if it has.
@@ -392,7 +413,7 @@ impl Link {
         if !accepts || !qp.sq.any() {
             return false;
         }
-        qp.sq.take(incoming);
+        self.passes.gathered = self.passes.gathered.wrapping_add(qp.sq.take(incoming));
         while let Some(operation) = incoming.pop_front() {
             match self.stream.submit(operation) {
                 Ok(()) => self.submitted += 1,

@@ -400,6 +400,7 @@ impl Engine {
             return Progress::default();
         };
         let progress = live.pass(qp, who, asked, posted, reporter, recent, incoming, out);
+        live.count(who, progress.found_work);
         if let Some((cause, clean)) = live.take_end() {
             self.end(qp, cause, clean, out);
             return Progress { found_work: true, more: false };
@@ -409,14 +410,14 @@ impl Engine {
 
     /// What the connection has counted, if there is one.
     pub(crate) fn stats(&self) -> Option<QpStats> {
-        self.link.as_ref().map(|link| link.stream.counters().into())
+        self.link.as_ref().map(|link| link.stats())
     }
 
     /// The connection is over: flush, forget, tell.
     fn end(&mut self, qp: &Arc<QpInner>, cause: CloseCause, clean: bool, out: &mut Outbox) {
         self.flush(qp, out);
         if let Some(link) = self.link.take() {
-            qp.conclude(link.stream.counters().into());
+            qp.conclude(link.stats());
             qp.unwatch();
             qp.driver().disconnect(qp, link.socket.as_fd());
             qp.parked.store(false, Ordering::Release);

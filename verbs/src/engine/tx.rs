@@ -148,7 +148,7 @@ impl Link {
             if at == batch.len() {
                 at = 0;
                 batch.clear();
-                batch.gather_from = (!lean && !self.socket.is_shaped()).then_some(GATHER_FROM);
+                batch.gather_from = (!lean && !self.socket.copies()).then_some(GATHER_FROM);
                 batch.most = budget.min(RECORD_MOST);
                 if taken >= budget {
                     break Sent::More;

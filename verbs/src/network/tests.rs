@@ -11,14 +11,14 @@ fn addr(text: &str) -> SocketAddr {
 }
 
 fn listener(network: &MemoryNetwork, at: &str, backlog: u32) -> Socket {
-    let socket = Sockets::new(Some(network.clone())).open(&addr(at)).unwrap();
+    let socket = Sockets::new(Some(network.clone()), None).open(&addr(at)).unwrap();
     socket.bind(&addr(at)).unwrap();
     socket.listen(backlog).unwrap();
     socket
 }
 
 fn dial(network: &MemoryNetwork, to: SocketAddr) -> io::Result<Socket> {
-    let socket = Sockets::new(Some(network.clone())).open(&to)?;
+    let socket = Sockets::new(Some(network.clone()), None).open(&to)?;
     assert!(socket.connect(&to)?, "connected at once");
     Ok(socket)
 }
@@ -180,7 +180,7 @@ fn faults_are_those_of_the_moment_of_connecting() {
 #[test]
 fn names_are_taken_found_and_freed() {
     let network = MemoryNetwork::new(1);
-    let open = |at: &str| Sockets::new(Some(network.clone())).open(&addr(at)).unwrap();
+    let open = |at: &str| Sockets::new(Some(network.clone()), None).open(&addr(at)).unwrap();
     assert_eq!(kind(dial(&network, addr("192.0.2.1:5"))), ErrorKind::ConnectionRefused);
 
     let exact = listener(&network, "192.0.2.1:5", 4);

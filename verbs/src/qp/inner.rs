@@ -587,7 +587,13 @@ impl QpInner {
 
     /// Keeps what a connection has counted beyond its end.
     pub(crate) fn conclude(&self, stats: QpStats) {
+        self.device.add_past(&stats);
         self.connection.lock().end.get_or_insert_default().stats = stats;
+    }
+
+    /// Of the connection that there is now. Waits for the pass that may be running.
+    pub(crate) fn live_stats(&self) -> QpStats {
+        self.engine.lock().stats().unwrap_or_default()
     }
 
     /// Waits for the pass that may be running.

@@ -26,6 +26,8 @@ struct Posted {
     operations: VecDeque<Operation<Wqe>>,
     /// Octets of the payloads that were gathered.
     gathered: u64,
+    /// Requests that were.
+    waiting: u64,
 }
 
 impl SendQueue {
@@ -54,6 +56,7 @@ impl SendQueue {
         };
         let mut posted = self.posted.lock();
         posted.gathered += octets;
+        posted.waiting += 1;
         begin_small(&mut posted.operations);
         posted.operations.push_back(operation);
         self.any.store(true, Ordering::Relaxed);
@@ -65,13 +68,14 @@ impl SendQueue {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Moves everything posted into `into`, which is empty.
-    pub(crate) fn take(&self, into: &mut VecDeque<Operation<Wqe>>) {
+    /// Moves everything posted into `into`, which is empty, and tells how many of it were gathered.
+    pub(crate) fn take(&self, into: &mut VecDeque<Operation<Wqe>>) -> u64 {
         debug_assert!(into.is_empty(), "operations would change their order");
         let mut posted = self.posted.lock();
         std::mem::swap(&mut posted.operations, into);
         posted.gathered = 0;
         self.any.store(false, Ordering::Relaxed);
+        std::mem::take(&mut posted.waiting)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -13,6 +13,7 @@
 //! | [`WaitSet`] | the sockets of one completion queue, for the threads and tasks that wait on it |
 
 mod socket;
+mod special;
 
 #[cfg(all(target_os = "linux", not(iwarp_portable)))]
 mod linux;

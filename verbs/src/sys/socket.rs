@@ -1,21 +1,22 @@
 //! [`Socket`]: one TCP socket, never blocking, made by system calls of our own.
 //!
 //! rustix calls the kernel directly on Linux, so a preloaded library that replaces libc's socket
-//! functions does not see these. Sockets of a [`MemoryNetwork`] have the same calls; which kind one is, is
-//! decided when it is opened, and costs the others a branch that is always the same.
+//! functions does not see these. Sockets of a [`MemoryNetwork`] and those that are recorded have the same calls;
+//! which kind one is, is decided when it is opened, and costs the others a branch that is always the same.
 
 use std::io;
 use std::net::SocketAddr;
 #[cfg(test)]
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType, ipproto, sockopt,
-};
+use rustix::net::{self, AddressFamily, Shutdown, SocketType, sockopt};
 
+use super::special::Special;
+use crate::capture::{Capture, Tap};
 use crate::network::{MemoryNetwork, MemorySocket};
 
 /// When a silent peer is asked whether it is still there, and given up.
@@ -36,68 +37,92 @@ pub(crate) struct Keepalive {
 pub(crate) struct Socket {
     fd: OwnedFd,
     /// Not there with plain TCP.
-    memory: Option<Box<MemorySocket>>,
+    special: Option<Box<Special>>,
 }
 
 /// What opens the sockets of a device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sockets {
     memory: Option<MemoryNetwork>,
+    capture: Option<Arc<Capture>>,
 }
 
 impl Sockets {
-    /// Of this network in memory, or of the host's TCP.
-    pub(crate) fn new(memory: Option<MemoryNetwork>) -> Self {
-        Self { memory }
+    /// Of this network in memory, or of the host's TCP; recorded, if there is a capture.
+    pub(crate) fn new(memory: Option<MemoryNetwork>, capture: Option<Arc<Capture>>) -> Self {
+        Self { memory, capture }
+    }
+
+    /// Packets that the capture has left out.
+    pub(crate) fn capture_lost(&self) -> u64 {
+        self.capture.as_ref().map_or(0, |capture| capture.lost())
     }
 
     /// A socket for the family of `addr`, bound to nothing.
     pub(crate) fn open(&self, addr: &SocketAddr) -> io::Result<Socket> {
-        let Some(network) = &self.memory else { return Socket::open(addr) };
-        let (fd, memory) = MemorySocket::open(network)?;
-        Ok(Socket { fd, memory: Some(Box::new(memory)) })
+        let tap = self.capture.as_ref().map(Tap::new);
+        let (fd, memory) = match &self.memory {
+            Some(network) => {
+                let (fd, memory) = MemorySocket::open(network)?;
+                (fd, Some(memory))
+            }
+            None => (plain::open(addr)?, None),
+        };
+        let special = memory.is_some() || tap.is_some();
+        Socket::new(fd, special.then(|| Box::new(Special { memory, tap })))
     }
 }
 
 impl Socket {
     /// A TCP socket for the family of `addr`, bound to nothing.
+    #[cfg(test)]
     pub(crate) fn open(addr: &SocketAddr) -> io::Result<Self> {
-        let family = match addr {
-            SocketAddr::V4(_) => AddressFamily::INET,
-            SocketAddr::V6(_) => AddressFamily::INET6,
-        };
-        Self::tcp(open(family)?)
+        Self::new(plain::open(addr)?, None)
     }
 
-    fn tcp(fd: OwnedFd) -> io::Result<Self> {
-        let socket = Self { fd, memory: None };
+    fn new(fd: OwnedFd, special: Option<Box<Special>>) -> io::Result<Self> {
+        let socket = Self { fd, special };
         socket.quiet()?;
         Ok(socket)
+    }
+
+    fn memory(&self) -> Option<&MemorySocket> {
+        self.special.as_ref()?.memory.as_ref()
+    }
+
+    fn tap(&self) -> Option<&Tap> {
+        self.special.as_ref()?.tap.as_ref()
+    }
+
+    /// Whether octets have to be in private memory when they are sent and received.
+    #[inline]
+    pub(crate) fn copies(&self) -> bool {
+        self.special.is_some()
     }
 
     /// Whether octets may go in pieces at places that tell nothing, and attempts may find nothing although
     /// there is something ([`reads_again`](Self::reads_again)).
     #[inline]
     pub(crate) fn is_shaped(&self) -> bool {
-        self.memory.is_some()
+        self.memory().is_some()
     }
 
     /// Whether the last attempt to receive found nothing although something is there: nothing will announce it,
     /// so whoever tried has to see that somebody tries again.
     #[inline]
     pub(crate) fn reads_again(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| memory.reads_again())
+        self.memory().is_some_and(MemorySocket::reads_again)
     }
 
     /// The same for the last attempt to send.
     #[inline]
     pub(crate) fn writes_again(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| memory.writes_again())
+        self.memory().is_some_and(MemorySocket::writes_again)
     }
 
     /// Gives the socket a local address; port 0 lets the system choose.
     pub(crate) fn bind(&self, addr: &SocketAddr) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             return memory.bind(addr);
         }
         Ok(net::bind(&self.fd, addr)?)
@@ -105,7 +130,7 @@ impl Socket {
 
     /// Lets a listener take a port whose last connections are still closing.
     pub(crate) fn set_reuse_addr(&self, on: bool) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             memory.set_reuse_addr(on);
             return Ok(());
         }
@@ -114,7 +139,7 @@ impl Socket {
 
     /// Keeps an IPv6 listener from taking IPv4 connections as well (FC-052). Before `bind`.
     pub(crate) fn set_v6_only(&self, on: bool) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             memory.set_v6_only(on);
             return Ok(());
         }
@@ -123,7 +148,7 @@ impl Socket {
 
     /// Takes connections from now on; up to `backlog` wait for [`accept`](Self::accept).
     pub(crate) fn listen(&self, backlog: u32) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             return memory.listen(backlog);
         }
         Ok(net::listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX))?)
@@ -135,13 +160,15 @@ impl Socket {
     /// (`ConnectionAborted`); out of descriptors stays an error until some are closed, while the
     /// listener stays readable.
     pub(crate) fn accept(&self) -> io::Result<(Self, SocketAddr)> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             let (fd, memory) = memory.accept(self.fd.as_fd())?;
             let peer = memory.name_of_peer()?;
-            return Ok((Self { fd, memory: Some(Box::new(memory)) }, peer));
+            let special = self.special.as_ref().and_then(|own| own.of_accepted(Some(memory)));
+            return Ok((Self::new(fd, special)?, peer));
         }
-        let (accepted, peer) = accept(&self.fd)?;
-        let accepted = Self::tcp(accepted)?;
+        let (accepted, peer) = plain::accept(&self.fd)?;
+        let special = self.special.as_ref().and_then(|own| own.of_accepted(None));
+        let accepted = Self::new(accepted, special)?;
         let peer = match peer {
             Some(peer) => peer.try_into()?,
             None => accepted.peer_addr()?,
@@ -154,7 +181,10 @@ impl Socket {
     ///
     /// `WouldBlock`, in memory only: the listener takes no more at present, try again later.
     pub(crate) fn connect(&self, addr: &SocketAddr) -> io::Result<bool> {
-        if let Some(memory) = &self.memory {
+        if let Some(tap) = self.tap() {
+            tap.initiates();
+        }
+        if let Some(memory) = self.memory() {
             return memory.connect(self.fd.as_fd(), addr).map(|()| true);
         }
         match net::connect(&self.fd, addr) {
@@ -167,14 +197,14 @@ impl Socket {
 
     /// What went wrong since the last call, if anything.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
-        if let Some(error) = self.memory.as_ref().and_then(|memory| memory.take_error()) {
+        if let Some(error) = self.memory().and_then(MemorySocket::take_error) {
             return Ok(Some(error));
         }
         Ok(sockopt::socket_error(&self.fd)?.err().map(io::Error::from))
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             return memory.local_addr();
         }
         Ok(net::getsockname(&self.fd)?.try_into()?)
@@ -182,7 +212,7 @@ impl Socket {
 
     /// `NotConnected` unless there is a connection. IPv6 addresses keep their scope (FC-053).
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             return memory.peer_addr();
         }
         let peer = net::getpeername(&self.fd)?.ok_or(Errno::NOTCONN)?;
@@ -193,29 +223,25 @@ impl Socket {
     /// nothing is there.
     #[inline]
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
-        if let Some(memory) = &self.memory {
-            return memory.recv(self.fd.as_fd(), into);
+        match &self.special {
+            None => Ok(plain::recv(self.fd.as_fd(), into)?),
+            Some(special) => special.recv(self.fd.as_fd(), into),
         }
-        let (received, _) =
-            rustix::io::retry_on_intr(|| net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT))?;
-        Ok(received)
     }
 
     /// As [`recv`](Self::recv); `None` if nothing is there, and more will be announced.
     #[inline]
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Option<io::Result<usize>> {
-        if let Some(memory) = &self.memory {
-            return match memory.recv(self.fd.as_fd(), into) {
-                Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock && !memory.reads_again() =>
-                {
+        if let Some(special) = &self.special {
+            return match special.recv(self.fd.as_fd(), into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !self.reads_again() => {
                     None
                 }
                 other => Some(other),
             };
         }
-        match rustix::io::retry_on_intr(|| net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT)) {
-            Ok((received, _)) => Some(Ok(received)),
+        match plain::recv(self.fd.as_fd(), into) {
+            Ok(received) => Some(Ok(received)),
             Err(Errno::AGAIN) => None,
             Err(error) => Some(Err(error.into())),
         }
@@ -224,34 +250,27 @@ impl Socket {
     /// Sends octets, possibly not all; `WouldBlock` if none. Never raises SIGPIPE.
     #[inline]
     pub(crate) fn send(&self, octets: &[u8]) -> io::Result<usize> {
-        if let Some(memory) = &self.memory {
-            return memory.send(self.fd.as_fd(), octets);
+        match &self.special {
+            None => Ok(plain::send(self.fd.as_fd(), octets)?),
+            Some(special) => special.send(self.fd.as_fd(), octets, false),
         }
-        #[cfg(not(target_vendor = "apple"))]
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        #[cfg(target_vendor = "apple")]
-        let flags = SendFlags::DONTWAIT;
-        Ok(rustix::io::retry_on_intr(|| net::send(&self.fd, octets, flags))?)
     }
 
     /// As [`send`](Self::send); what follows starts a new TCP segment (`MSG_EOR`), where the system knows
     /// that.
     #[inline]
     pub(crate) fn send_record(&self, octets: &[u8]) -> io::Result<usize> {
-        if let Some(memory) = &self.memory {
-            return memory.send(self.fd.as_fd(), octets);
+        match &self.special {
+            None => Ok(plain::send_record(self.fd.as_fd(), octets)?),
+            Some(special) => special.send(self.fd.as_fd(), octets, true),
         }
-        #[cfg(target_os = "linux")]
-        {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL | SendFlags::EOR;
-            Ok(rustix::io::retry_on_intr(|| net::send(&self.fd, octets, flags))?)
-        }
-        #[cfg(not(target_os = "linux"))]
-        self.send(octets)
     }
 
     /// Sends a FIN after what was sent. Not connected any more is no error.
     pub(crate) fn shutdown_write(&self) -> io::Result<()> {
+        if let Some(tap) = self.tap() {
+            tap.closes();
+        }
         match net::shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
             Err(error) => Err(error.into()),
@@ -261,7 +280,10 @@ impl Socket {
     /// Closes with a reset: what was not sent yet is thrown away. Other copies of the descriptor, in a
     /// forked child for example, hold the reset back until they are closed too.
     pub(crate) fn abort(self) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
+        if let Some(tap) = self.tap() {
+            tap.resets();
+        }
+        if let Some(memory) = self.memory() {
             memory.reset(self.fd.as_fd());
             return Ok(());
         }
@@ -270,7 +292,7 @@ impl Socket {
 
     /// Sends small segments without waiting for acknowledgements (RFC 5044 §5.1).
     pub(crate) fn set_no_delay(&self, on: bool) -> io::Result<()> {
-        if self.memory.is_some() {
+        if self.memory().is_some() {
             // Nothing is ever delayed, but by a plan.
             return Ok(());
         }
@@ -278,7 +300,7 @@ impl Socket {
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        if self.memory.is_some() {
+        if self.memory().is_some() {
             // A peer in memory cannot vanish without a trace.
             return Ok(());
         }
@@ -293,7 +315,7 @@ impl Socket {
     /// How long sent octets may stay unacknowledged before the connection is given up; zero is the
     /// system's own limit. Where the system has no such setting nothing changes.
     pub(crate) fn set_user_timeout(&self, limit: Duration) -> io::Result<()> {
-        if self.memory.is_some() {
+        if self.memory().is_some() {
             // What is sent needs no acknowledgement.
             return Ok(());
         }
@@ -311,7 +333,7 @@ impl Socket {
     /// (RFC 5044 §2.1). Changes with the path; on Linux it also begins at half of the peer's first
     /// window and grows with that.
     pub(crate) fn emss(&self) -> io::Result<u32> {
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = self.memory() {
             return Ok(memory.emss());
         }
         // MPA-071: TCP options that every segment carries are taken off already.
@@ -329,7 +351,7 @@ impl Socket {
         }
         rustix::io::ioctl_fionbio(&descriptor, true)?;
         rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)?;
-        Self::tcp(descriptor)
+        Self::new(descriptor, None)
     }
 
     /// Takes over a connection that the program made itself.
@@ -362,30 +384,89 @@ impl AsRawFd for Socket {
     }
 }
 
-#[cfg(all(target_os = "linux", not(iwarp_portable)))]
-fn open(family: AddressFamily) -> io::Result<OwnedFd> {
-    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
-    Ok(net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?)
-}
+/// The system's calls.
+pub(super) mod plain {
+    use std::net::SocketAddr;
+    use std::os::fd::{BorrowedFd, OwnedFd};
 
-#[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
-fn open(family: AddressFamily) -> io::Result<OwnedFd> {
-    let socket = net::socket(family, SocketType::STREAM, Some(ipproto::TCP))?;
-    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    Ok(socket)
-}
+    use rustix::io::{Errno, retry_on_intr};
+    use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketType, ipproto};
 
-#[cfg(all(target_os = "linux", not(iwarp_portable)))]
-fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, Option<net::SocketAddrAny>)> {
-    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
-    Ok(rustix::io::retry_on_intr(|| net::acceptfrom_with(listener, flags))?)
-}
+    #[cfg(not(target_vendor = "apple"))]
+    const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+    #[cfg(target_vendor = "apple")]
+    const SEND: SendFlags = SendFlags::DONTWAIT;
 
-#[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
-fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, Option<net::SocketAddrAny>)> {
-    let (accepted, peer) = rustix::io::retry_on_intr(|| net::acceptfrom(listener))?;
-    rustix::io::fcntl_setfd(&accepted, rustix::io::FdFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&accepted, true)?;
-    Ok((accepted, peer))
+    pub(in super::super) fn recv(here: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Errno> {
+        let (received, _) = retry_on_intr(|| net::recv(here, &mut *into, RecvFlags::DONTWAIT))?;
+        Ok(received)
+    }
+
+    #[inline]
+    pub(in super::super) fn send(here: BorrowedFd<'_>, octets: &[u8]) -> Result<usize, Errno> {
+        retry_on_intr(|| net::send(here, octets, SEND))
+    }
+
+    #[cfg(target_os = "linux")]
+    #[inline]
+    pub(in super::super) fn send_record(
+        here: BorrowedFd<'_>,
+        octets: &[u8],
+    ) -> Result<usize, Errno> {
+        retry_on_intr(|| net::send(here, octets, SEND | SendFlags::EOR))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    #[inline]
+    pub(in super::super) fn send_record(
+        here: BorrowedFd<'_>,
+        octets: &[u8],
+    ) -> Result<usize, Errno> {
+        send(here, octets)
+    }
+
+    pub(super) fn open(addr: &SocketAddr) -> Result<OwnedFd, Errno> {
+        let family = match addr {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        open_of(family)
+    }
+
+    #[cfg(all(target_os = "linux", not(iwarp_portable)))]
+    fn open_of(family: AddressFamily) -> Result<OwnedFd, Errno> {
+        let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+        net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
+    }
+
+    #[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
+    fn open_of(family: AddressFamily) -> Result<OwnedFd, Errno> {
+        let socket = net::socket(family, SocketType::STREAM, Some(ipproto::TCP))?;
+        prepare(&socket)?;
+        Ok(socket)
+    }
+
+    #[cfg(all(target_os = "linux", not(iwarp_portable)))]
+    pub(super) fn accept(
+        listener: &OwnedFd,
+    ) -> Result<(OwnedFd, Option<net::SocketAddrAny>), Errno> {
+        let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+        retry_on_intr(|| net::acceptfrom_with(listener, flags))
+    }
+
+    #[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
+    pub(super) fn accept(
+        listener: &OwnedFd,
+    ) -> Result<(OwnedFd, Option<net::SocketAddrAny>), Errno> {
+        let (accepted, peer) = retry_on_intr(|| net::acceptfrom(listener))?;
+        prepare(&accepted)?;
+        Ok((accepted, peer))
+    }
+
+    /// What other systems do in one call.
+    #[cfg(not(all(target_os = "linux", not(iwarp_portable))))]
+    fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
+        rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(socket, true)
+    }
 }

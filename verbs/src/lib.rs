@@ -118,6 +118,11 @@
 //! A [`MemoryNetwork`] in place of TCP runs connections inside of the process and, under a seed, cuts, delays and
 //! drops them: [`DeviceConfig::network`].
 //!
+//! # Seeing what happens
+//!
+//! [`QueuePair::stats`], [`Device::stats`] and [`Device::traffic`] count; `tracing` events of the targets `iwarp::setup`
+//! and `iwarp::connection` tell of the life of connections; [`DeviceConfig::pcap`] records them for Wireshark.
+//!
 //! # Environment
 //!
 //! [`DeviceConfig::from_env`] lists the variables that programs understand that were not written for them.
@@ -146,6 +151,7 @@ mod srq;
 mod stats;
 mod sync;
 mod sys;
+mod trace;
 mod users;
 mod wc;
 mod wr;

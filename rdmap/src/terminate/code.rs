@@ -55,6 +55,51 @@ impl TerminateCode {
         Self(u16::from_be_bytes([layer << 4 | error_type & 0x0f, code]))
     }
 
+    /// What it says, in words; those of a code that is not registered are about its layer only.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match (self.layer(), self.error_type(), self.code()) {
+            (0, 0, _) => "RDMAP: local catastrophic error",
+            (0, 1, 0x00) => "RDMAP: invalid STag",
+            (0, 1, 0x01) => "RDMAP: base or bounds violation",
+            (0, 1, 0x02) => "RDMAP: access rights violation",
+            (0, 1, 0x03) => "RDMAP: STag not associated with the stream",
+            (0, 1, 0x04) => "RDMAP: tagged offset wraps",
+            (0, 1 | 2, 0x09) => "RDMAP: STag cannot be invalidated",
+            (0, 1, _) => "RDMAP: remote protection error",
+            (0, 2, 0x05) => "RDMAP: invalid version",
+            (0, 2, 0x06) => "RDMAP: unexpected opcode",
+            (0, 2, 0x07) => "RDMAP: catastrophic error of this stream",
+            (0, 2, 0x08) => "RDMAP: catastrophic error of the device",
+            (0, 2, _) => "RDMAP: remote operation error",
+            (1, 0, _) => "DDP: local catastrophic error",
+            (1, 1, 0x00) => "DDP, tagged: invalid STag",
+            (1, 1, 0x01) => "DDP, tagged: base or bounds violation",
+            (1, 1, 0x02) => "DDP, tagged: STag not associated with the stream",
+            (1, 1, 0x03) => "DDP, tagged: tagged offset wraps",
+            (1, 1, 0x04) => "DDP, tagged: invalid version",
+            (1, 1, _) => "DDP, tagged: unknown error",
+            (1, 2, 0x01) => "DDP, untagged: invalid queue number",
+            (1, 2, 0x02) => "DDP, untagged: no receive for the message",
+            (1, 2, 0x03) => "DDP, untagged: MSN out of range",
+            (1, 2, 0x04) => "DDP, untagged: invalid message offset",
+            (1, 2, 0x05) => "DDP, untagged: message too long for its receive",
+            (1, 2, 0x06) => "DDP, untagged: invalid version",
+            (1, 2, _) => "DDP, untagged: unknown error",
+            (1, ..) => "DDP: unknown error",
+            (2, 0, 0x01) => "MPA: TCP connection closed, terminated or lost",
+            (2, 0, 0x02) => "MPA: CRC error",
+            (2, 0, 0x03) => "MPA: marker and length disagree",
+            (2, 0, 0x04) => "MPA: invalid start-up frame",
+            (2, 0, 0x05) => "MPA: local catastrophic error while setting up",
+            (2, 0, 0x06) => "MPA: insufficient IRD",
+            (2, 0, 0x07) => "MPA: no matching ready-to-receive message",
+            (2, ..) => "MPA: unknown error",
+            (0, ..) => "RDMAP: unknown error",
+            _ => "unknown error of an unknown layer",
+        }
+    }
+
     /// From the number that [`raw`](Self::raw) gives.
     #[must_use]
     pub const fn from_raw(raw: u16) -> Self {
@@ -95,6 +140,35 @@ impl fmt::Display for TerminateCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_code_has_words_and_those_sent_have_their_own() {
+        for raw in 0..=u16::MAX {
+            assert!(!TerminateCode::from_raw(raw).meaning().is_empty());
+        }
+        let sent = [
+            TerminateCode::LOCAL_CATASTROPHIC,
+            TerminateCode::INVALID_STAG,
+            TerminateCode::BOUNDS,
+            TerminateCode::RIGHTS,
+            TerminateCode::NOT_ASSOCIATED,
+            TerminateCode::WRAP,
+            TerminateCode::NOT_INVALIDATABLE,
+            TerminateCode::INVALID_VERSION,
+            TerminateCode::UNEXPECTED_OPCODE,
+            TerminateCode::STREAM_CATASTROPHIC,
+            TerminateCode::GLOBAL_CATASTROPHIC,
+            TerminateCode::OPERATION,
+            TerminateCode::NO_BUFFER,
+            TerminateCode::CRC,
+            TerminateCode::MARKER,
+            TerminateCode::SETUP_LOCAL,
+            TerminateCode::SETUP_IRD,
+            TerminateCode::SETUP_RTR,
+        ];
+        let words: std::collections::BTreeSet<_> = sent.iter().map(|code| code.meaning()).collect();
+        assert_eq!(words.len(), sent.len());
+    }
 
     #[test]
     fn codes_read_as_three_numbers() {

@@ -76,8 +76,8 @@ impl Capture {
         file.write_all(&packet::file_header())?;
         let shared = Arc::<Shared>::default();
         let thread = thread::Builder::new().name("iwarp-capture".into());
-        let writes = Arc::clone(&shared);
-        let writer = without_signals(|| thread.spawn(move || writes.write_to(file)))?;
+        let queue = Arc::clone(&shared);
+        let writer = without_signals(|| thread.spawn(move || queue.write_to(file)))?;
         let flows = Mutex::default();
         let capture = Arc::new(Self { path: path.clone(), shared, writer: Some(writer), flows });
         captures.insert(path, Arc::downgrade(&capture));

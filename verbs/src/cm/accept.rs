@@ -17,6 +17,7 @@ use super::socket::Conversation;
 use crate::device::DeviceInner;
 use crate::engine::Observer;
 use crate::qp::{QpInner, QueuePair};
+use crate::trace::SETUP;
 
 /// A Request that the program has not answered, and the connection it came through. No timer runs.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ pub(crate) async fn take_request(
     match await_request(conversation, peer, timeout, &[]).await {
         Ok(pending) => Some(pending),
         Err(cause) => {
-            tracing::debug!(%peer, %cause, "closed a connection without a valid request");
+            tracing::debug!(target: SETUP, %peer, %cause, "closed a connection without a valid request");
             None
         }
     }
@@ -171,6 +172,7 @@ impl Endpoint {
                 phase: Phase::SendReply,
             }));
             inner.qp = Some(Arc::clone(qp));
+            tracing::debug!(target: SETUP, qp = qp.number, peer = %pending.peer, "accepting");
             let acceptance = Acceptance { reply, negotiated, fpdu_limit, timeout, unseen: false };
             let task = acceptance.carry_out(Arc::clone(self), Arc::clone(qp), pending);
             Ok(task)
@@ -301,6 +303,7 @@ impl Pending {
     /// Sends a rejecting Reply and closes in order, so that it arrives (FC-012, MPA-023).
     fn decline(self: Box<Self>, device: &Arc<DeviceInner>, reply: Bytes) {
         device.counters.requests_rejected.count();
+        tracing::debug!(target: SETUP, peer = %self.peer, "request rejected");
         // Without its driver the device is going down, and TCP tells the peer.
         let Ok(handle) = super::runtime(device) else { return };
         let limit = device.config.close_grace;

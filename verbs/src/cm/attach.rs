@@ -14,7 +14,7 @@ use super::initiate::{self, Plan};
 use super::param::ConnParam;
 use super::socket::Conversation;
 use crate::qp::{QpInner, QueuePair};
-use crate::sys::Socket;
+use crate::sys::{Socket, Sockets};
 
 /// A TCP connection of the program's, to be given to [`attach`](super::attach).
 ///
@@ -62,9 +62,13 @@ pub(crate) struct AttachedStream {
 }
 
 impl AttachedStream {
-    fn new(Attach { stream, read_ahead }: Attach) -> Result<Self, ConnectError> {
+    fn new(
+        sockets: &Sockets,
+        Attach { stream, read_ahead }: Attach,
+        role: Role,
+    ) -> Result<Self, ConnectError> {
         let look = || {
-            let socket = Socket::adopt(stream)?;
+            let socket = sockets.adopt(stream, role == Role::Initiator)?;
             let peer = socket.peer_addr()?;
             Ok(Self { socket, peer, read_ahead })
         };
@@ -93,7 +97,7 @@ impl Endpoint {
         param: ConnParam,
     ) -> Result<(), ConnectError> {
         let config = &self.device.config;
-        let stream = AttachedStream::new(stream)?;
+        let stream = AttachedStream::new(&self.device.sockets, stream, role)?;
         let runtime = super::runtime(&self.device)?;
         let qp = &qp.0.inner;
         let attempt = |phase| {

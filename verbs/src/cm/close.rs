@@ -16,7 +16,7 @@ pub enum CloseReason {
     Disconnected,
     /// The peer found an error and said so. The request that it names, if it is known, completed with
     /// an error.
-    #[error("peer sent Terminate {code}")]
+    #[error("peer sent Terminate {code} ({})", code.meaning())]
     PeerTerminated {
         /// Layer, type and code, as the peer most likely meant them.
         code: TerminateCode,

@@ -44,6 +44,7 @@ use crate::engine::Observer;
 use crate::event::{Ack, Unacked};
 use crate::qp::{NotStarted, QpInner};
 use crate::sys::Socket;
+use crate::trace::SETUP;
 use crate::users::{Use, User};
 
 pub(crate) struct Endpoint {
@@ -356,6 +357,8 @@ impl Endpoint {
                 return None;
             }
             self.device.counters.setups_failed.count();
+            let qp = inner.qp.as_ref().map(|qp| qp.number);
+            tracing::debug!(target: SETUP, qp, %error, "set-up failed");
             inner.fail(error, emitted);
             inner.qp.take()
         })
@@ -517,6 +520,11 @@ impl Inner {
                 facts.private_data = told.into();
             }
         }
+        let Agreement { peer, local, ird, ord, revision, crc, .. } = *agreement;
+        let qp = self.qp.as_ref().map(|qp| qp.number);
+        tracing::debug!(
+            target: SETUP, qp, %peer, %local, ird, ord, revision, crc, "connection established"
+        );
         self.stage = Stage::Established(agreement, private_data);
         self.task = None;
         self.emit(EventKind::Established, facts, emitted);

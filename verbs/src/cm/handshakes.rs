@@ -15,6 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::trace::SETUP;
+
 /// The time that a start-up has for certain. A peer that speaks needs one round trip.
 const GRANTED: Duration = Duration::from_millis(500);
 
@@ -92,7 +94,7 @@ impl Handshakes {
         }
         let Running { cancelled, .. } = oldest.remove();
         drop(running);
-        tracing::debug!(?age, "too many start-ups, the oldest is given up");
+        tracing::debug!(target: SETUP, ?age, "too many start-ups, the oldest is given up");
         cancelled.cancel();
         true
     }

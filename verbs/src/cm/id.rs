@@ -19,6 +19,7 @@ use super::param::{BindOptions, ConnParam};
 use super::socket::bind_first;
 use crate::device::DeviceInner;
 use crate::qp::QueuePair;
+use crate::trace::SETUP;
 use crate::users::{Use, User};
 
 /// One end of a connection, or of the attempt at one, or a listener; the `rdma_cm_id` of a Rust
@@ -254,6 +255,7 @@ impl Endpoint {
                 return Err(inner.stage.refuses("connect"));
             }
             claim(&self.device, qp)?;
+            tracing::debug!(target: SETUP, qp = qp.number, to = %target, "connecting");
             let attempt =
                 Attempt { peer: target.to_string(), since: Instant::now(), phase: Phase::Resolve };
             let bound =

@@ -21,6 +21,7 @@ use crate::config::DeviceConfig;
 use crate::engine::Observer;
 use crate::qp::{NotStarted, QpInner};
 use crate::sys::Socket;
+use crate::trace::SETUP;
 
 /// How long to wait before a refused connection is tried again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
@@ -146,7 +147,7 @@ async fn conclude(
             if let Err(NotStarted { error, .. }) =
                 qp.start(socket, &negotiated, leftover, None, fpdu_limit, end)
             {
-                tracing::debug!(%peer, %error, "no Terminate could be sent");
+                tracing::debug!(target: SETUP, %peer, %error, "no Terminate could be sent");
             }
             endpoint.fail(error);
         }
@@ -241,7 +242,7 @@ async fn converse(
     if oldest || !plan.fallback || !cause.suggests_revision_1() {
         return Err(error);
     }
-    tracing::debug!(%addr, %cause, "trying again with MPA revision 1");
+    tracing::debug!(target: SETUP, %addr, %cause, "trying again with MPA revision 1");
     // CONN-08: on a new TCP connection. If there is none, the first answer was the better one.
     let Ok(conversation) = dial(endpoint, addr, None, source).await else {
         return Err(error);

@@ -25,6 +25,7 @@ use super::socket::{Bound, Conversation, ListeningSocket};
 use crate::device::{Device, DeviceInner};
 use crate::qp::QueuePair;
 use crate::sys::Socket;
+use crate::trace::SETUP;
 use crate::users::{Use, User};
 
 /// Requests that may wait for the program if it does not say how many (FC-050).
@@ -115,7 +116,9 @@ impl Serving {
                     tokio::time::sleep(SHORTAGE_PAUSE).await;
                 }
                 // The connection was gone before it was accepted.
-                Err(error) => tracing::debug!(addr = %self.addr, %error, "a connection was lost"),
+                Err(error) => {
+                    tracing::debug!(target: SETUP, addr = %self.addr, %error, "a connection was lost");
+                }
             }
         }
     }
@@ -129,6 +132,8 @@ impl Serving {
         drop(place);
         let Some(pending) = taken.flatten().flatten() else { return };
         self.device.counters.requests_received.count();
+        let revision = pending.request.revision;
+        tracing::debug!(target: SETUP, %peer, local = %pending.local, revision, "request received");
         // Its time is the program's from here on.
         let room = Arc::clone(&self.room).acquire_owned();
         let Some(Ok(room)) = self.stop.run_until_cancelled(room).await else {

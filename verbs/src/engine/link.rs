@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use iwarp_mpa::{FpduLimit, SizePlan, mulpdu};
 use iwarp_rdmap::{
-    Clock, CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, TerminateCode,
+    Clock, CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, Terminate,
+    TerminateCode,
 };
+use tracing::Span;
+use tracing::span::EnteredSpan;
 
 use super::asked::Asked;
 use super::driver::Driver;
@@ -21,12 +24,14 @@ use super::scratch::{RX_LEN, Scratch};
 use super::tx::{Sent, Tx};
 use super::verdict::{self, Verdict};
 use super::{Caller, Progress};
+use crate::cm::CloseReason;
 use crate::event::AsyncEventKind;
 use crate::qp::state::QpEvent;
 use crate::qp::wqe::Wqe;
 use crate::qp::{Ending, QpInner};
 use crate::stats::{Passes, QpStats};
 use crate::sys::{Interest, Socket};
+use crate::trace::CONNECTION;
 
 /// Batches between two looks at the EMSS, in the long run. TCP begins with a smaller one than it will
 /// use, so the first looks come earlier.
@@ -76,6 +81,8 @@ pub(crate) struct Link {
     /// What the program is told of the end, once a Terminate has decided it.
     verdict: Option<Verdict>,
     passes: Passes,
+    /// Around each pass, if anybody listens.
+    span: Option<Box<Span>>,
 }
 
 /// How long a close may wait for what is posted: as long as a silent peer is waited for.
@@ -111,6 +118,34 @@ impl Sizes {
             }
             _ => plan,
         }
+    }
+}
+
+#[cold]
+fn trace_terminate(
+    qp: u32,
+    by: Initiator,
+    terminate: &Terminate,
+    cause: Option<&iwarp_rdmap::Error>,
+) {
+    let code = terminate.likely_code();
+    let meaning = code.meaning();
+    match cause {
+        Some(cause) if by != Initiator::Remote => {
+            tracing::info!(target: CONNECTION, qp, %code, meaning, %cause, "Terminate sent");
+        }
+        _ => tracing::info!(target: CONNECTION, qp, %code, meaning, "Terminate received"),
+    }
+}
+
+#[cold]
+fn trace_end(qp: u32, cause: &CloseCause) {
+    let reason = CloseReason::from(cause);
+    match cause {
+        CloseCause::Orderly | CloseCause::User => {
+            tracing::debug!(target: CONNECTION, qp, %reason, "closed");
+        }
+        _ => tracing::info!(target: CONNECTION, qp, %reason, "closed"),
     }
 }
 
@@ -155,7 +190,18 @@ impl Link {
             tell_drained: false,
             verdict: None,
             passes: Passes::default(),
+            span: None,
         })
+    }
+
+    /// What is told of this connection is told within this span.
+    pub(crate) fn trace_in(mut self: Box<Self>, span: Option<Box<Span>>) -> Box<Self> {
+        self.span = span;
+        self
+    }
+
+    fn entered(&self) -> Option<EnteredSpan> {
+        self.span.as_ref().map(|span| Span::clone(span).entered())
     }
 
     /// What the connection has counted.
@@ -183,6 +229,7 @@ impl Link {
 
     /// After a panic: everything the stream has comes back, and the connection is reset.
     pub(super) fn abandon(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) {
+        let _entered = self.entered();
         self.reset = true;
         self.stream.abort();
         self.events(qp, reporter, out);
@@ -194,6 +241,7 @@ impl Link {
         if self.closed {
             return;
         }
+        let _entered = self.entered();
         let mut recent = Recent::default();
         let mut mem = QpMemory::new(qp, &mut recent, false, reporter, out);
         if !self.stage_unsent(&mut mem) {
@@ -231,6 +279,7 @@ impl Link {
     ) -> Progress {
         let driver = qp.driver();
         let mut progress = Progress::default();
+        let mut _entered = None;
         Scratch::with(|scratch| {
             let mut first = None;
             if who == Caller::Poll && asked.is_empty() && !qp.sq.any() && self.only_waits(driver) {
@@ -240,6 +289,7 @@ impl Link {
                     return;
                 }
             }
+            _entered = self.entered();
             let mut clock = PassClock::default();
             let mut mem = QpMemory::new(qp, recent, self.closed, reporter, out);
             if !asked.is_empty() {
@@ -464,6 +514,7 @@ impl Link {
                         Initiator::User | Initiator::Local => counters.terminates_sent.count(),
                         Initiator::Remote => counters.terminates_received.count(),
                     }
+                    trace_terminate(qp.number, by, &terminate, cause.as_ref());
                     self.verdict = Some(verdict::of_terminate(by, &terminate, cause.as_ref()));
                     qp.remember(Ending { by, terminate });
                 }
@@ -472,6 +523,7 @@ impl Link {
                     if let CloseCause::Lost(_) = cause {
                         qp.device.counters.connections_lost.count();
                     }
+                    trace_end(qp.number, &cause);
                     let verdict = self.verdict.unwrap_or_else(|| verdict::of_close(&cause));
                     // An error that a completion tells is not told by an event as well. // V9
                     if let (Some(kind), false) = (verdict, reporter.culprit) {
@@ -534,6 +586,7 @@ impl Link {
             return;
         }
         if state != self.state {
+            tracing::debug!(target: CONNECTION, qp = qp.number, from = %self.state, to = %state, "state");
             self.state = state;
             match state {
                 State::FirstWait | State::Full => {}

@@ -306,6 +306,7 @@ impl QpInner {
             Ok(emss) => emss,
             Err(source) => return Err(NotStarted { error: failed(source), socket }),
         };
+        let span = crate::trace::connection(self.number, &socket, negotiated.role);
         let sizes = Sizes { limit: fpdu_limit, emss, markers: negotiated.send_markers };
         let mut parameters = StreamConfig::new(negotiated, sizes.plan());
         parameters.strict_receive = config.strict_receive;
@@ -337,7 +338,8 @@ impl QpInner {
             *self.observer.lock() = observer;
             let Negotiated { ird, ord, .. } = *negotiated;
             *self.connection.lock() = Connection { ird, ord, ord_max: ord, end: None };
-            engine.connect(Link::new(socket, stream, leftover, sizes, self.driver()));
+            engine
+                .connect(Link::new(socket, stream, leftover, sizes, self.driver()).trace_in(span));
         }
         self.device.counters.connections.count();
         self.drive(Caller::Driver);

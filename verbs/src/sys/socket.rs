@@ -71,6 +71,18 @@ impl Sockets {
         let special = memory.is_some() || tap.is_some();
         Socket::new(fd, special.then(|| Box::new(Special { memory, tap })))
     }
+
+    /// Takes over a TCP socket that the program made itself, whatever opens the others; fails for any other
+    /// descriptor. Recorded as a connection that this side has begun, or the peer.
+    pub(crate) fn adopt(&self, descriptor: OwnedFd, initiates: bool) -> io::Result<Socket> {
+        let socket = Socket::adopt(descriptor)?;
+        let tap = self.capture.as_ref().map(Tap::new);
+        if let Some(tap) = tap.as_ref().filter(|_| initiates) {
+            tap.initiates();
+        }
+        let special = tap.map(|tap| Box::new(Special { memory: None, tap: Some(tap) }));
+        Ok(Socket { special, ..socket })
+    }
 }
 
 impl Socket {
@@ -341,7 +353,7 @@ impl Socket {
     }
 
     /// Takes over a TCP socket that the program made itself; fails for any other descriptor.
-    pub(crate) fn adopt(descriptor: OwnedFd) -> io::Result<Self> {
+    fn adopt(descriptor: OwnedFd) -> io::Result<Self> {
         if sockopt::socket_type(&descriptor)? != SocketType::STREAM {
             return Err(Errno::PROTOTYPE.into());
         }

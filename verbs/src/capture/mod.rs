@@ -15,14 +15,14 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
 pub(crate) use self::flow::Tap;
 use self::packet::Header;
-use crate::mem::without_signals;
+use crate::mem::{Origin, PerProcess, without_signals};
 
 /// Octets that wait for the file, at most.
 const BUFFER: usize = 32 << 20;
@@ -31,6 +31,7 @@ const BUFFER: usize = 32 << 20;
 #[derive(Debug)]
 pub(crate) struct Capture {
     path: PathBuf,
+    origin: Origin,
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     /// Connections that one of their ends records, by initiator and responder: the other end, if it is in this
@@ -52,11 +53,8 @@ struct Pending {
     ended: bool,
 }
 
-/// Captures by their path.
-fn open_captures() -> &'static Mutex<HashMap<PathBuf, Weak<Capture>>> {
-    static OPEN: OnceLock<Mutex<HashMap<PathBuf, Weak<Capture>>>> = OnceLock::new();
-    OPEN.get_or_init(Mutex::default)
-}
+/// Captures by their path. A forked child has no thread that writes those of its parent.
+static OPEN: PerProcess<Mutex<HashMap<PathBuf, Weak<Capture>>>> = PerProcess::new(Mutex::default);
 
 impl Capture {
     /// Begins a file anew, or goes on with the one that another device of this process writes. `%p` in the path is
@@ -67,7 +65,7 @@ impl Capture {
             None => path.to_path_buf(),
         };
         let path = std::path::absolute(path)?;
-        let mut captures = open_captures().lock();
+        let mut captures = OPEN.get().lock();
         captures.retain(|_, capture| capture.strong_count() > 0);
         if let Some(capture) = captures.get(&path).and_then(Weak::upgrade) {
             return Ok(capture);
@@ -79,7 +77,13 @@ impl Capture {
         let queue = Arc::clone(&shared);
         let writer = without_signals(|| thread.spawn(move || queue.write_to(file)))?;
         let flows = Mutex::default();
-        let capture = Arc::new(Self { path: path.clone(), shared, writer: Some(writer), flows });
+        let capture = Arc::new(Self {
+            path: path.clone(),
+            origin: Origin::here(),
+            shared,
+            writer: Some(writer),
+            flows,
+        });
         captures.insert(path, Arc::downgrade(&capture));
         Ok(capture)
     }
@@ -95,11 +99,16 @@ impl Capture {
     }
 
     fn unclaim(&self, initiator: SocketAddr, responder: SocketAddr) {
-        self.flows.lock().remove(&(initiator, responder));
+        if self.origin.is_here() {
+            self.flows.lock().remove(&(initiator, responder));
+        }
     }
 
     /// Appends a packet, or counts it as lost.
     fn packet(&self, header: &Header, payload: &[u8]) {
+        if !self.origin.is_here() {
+            return;
+        }
         let mut pending = self.shared.pending.lock();
         if pending.failed || pending.records.len() + packet::record_len(payload.len()) > BUFFER {
             pending.lost += 1;
@@ -147,6 +156,9 @@ impl Shared {
 impl Drop for Capture {
     /// Waits until all that was recorded is in the file.
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
         self.shared.pending.lock().ended = true;
         self.shared.changed.notify_one();
         if let Some(writer) = self.writer.take() {

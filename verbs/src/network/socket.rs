@@ -13,10 +13,12 @@ use rustix::net::{self, RecvFlags, SendFlags};
 
 use super::wire::{End, descriptors};
 use super::{MemoryNetwork, Name};
+use crate::mem::Origin;
 
 /// All of a socket but its own descriptor, which whoever has it holds, and passes as `here`.
 #[derive(Debug)]
 pub(crate) struct MemorySocket {
+    origin: Origin,
     network: MemoryNetwork,
     /// The far end of the descriptor: for the peer, or for those who ring at a listener.
     far: Mutex<Option<OwnedFd>>,
@@ -30,6 +32,7 @@ pub(crate) struct MemorySocket {
 /// Connections that were made and not accepted yet.
 #[derive(Debug)]
 pub(super) struct Queue {
+    origin: Origin,
     waiting: Mutex<VecDeque<(OwnedFd, End)>>,
     /// What is written here makes the listener readable.
     bell: OwnedFd,
@@ -45,6 +48,7 @@ impl MemorySocket {
 
     fn new(network: &MemoryNetwork, far: Option<OwnedFd>) -> Self {
         Self {
+            origin: Origin::here(),
             network: network.clone(),
             far: Mutex::new(far),
             reuse: AtomicBool::new(false),
@@ -79,6 +83,7 @@ impl MemorySocket {
         let name = self.name.get().ok_or(Errno::INVAL)?;
         let bell = self.far.lock().take().ok_or(Errno::INVAL)?;
         let queue = Arc::new(Queue {
+            origin: self.origin,
             waiting: Mutex::default(),
             bell,
             backlog: usize::try_from(backlog).unwrap_or(usize::MAX).max(1),
@@ -174,7 +179,8 @@ impl MemorySocket {
 
 impl Drop for MemorySocket {
     fn drop(&mut self) {
-        if let Some(name) = self.name.get() {
+        // A forked child leaves the network to its parent.
+        if let Some(name) = self.name.get().filter(|_| self.origin.is_here()) {
             self.network.release(name);
         }
     }
@@ -196,6 +202,9 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
         // Nobody will ever accept them, which TCP tells the peers.
         for (descriptor, end) in self.waiting.get_mut() {
             end.reset(descriptor.as_fd());

@@ -293,7 +293,7 @@ impl Link {
             return self.read(&mut buffer[*end..limit]);
         }
         let missing = (start + *need).saturating_sub(*end);
-        if (missing < STRAIGHT_FROM && !self.rx.straight) || self.socket.is_shaped() {
+        if (missing < STRAIGHT_FROM && !self.rx.straight) || self.socket.copies() {
             return self.read(&mut buffer[*end..]);
         }
         let before = *end;

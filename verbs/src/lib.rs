@@ -168,7 +168,8 @@ pub use iwarp_mpa::{FpduLimit, Revision, RtrTypes};
 pub use iwarp_rdmap::{Initiator, Terminate, TerminateCode};
 pub use mem::{
     Access, FastRegion, Mapping, MemoryError, MemoryRegion, MemoryWindow, MrSlice, Owned,
-    RegisterError, RemoteMemory, StableBytes, WindowBinding, WindowType,
+    RegisterError, RemoteMemory, Reregister, ReregisterError, StableBytes, WindowBinding,
+    WindowType,
 };
 pub use network::{ConnectionReport, Cuts, Direction, Faults, Loss, MemoryNetwork};
 pub use pd::ProtectionDomain;

@@ -227,6 +227,10 @@ impl MemoryRegion {
         if self.0.deregister()? { Ok(()) } else { Err(MemoryError::Deregistered) }
     }
 
+    pub(super) const fn from_region(region: Arc<Region>) -> Self {
+        Self(region)
+    }
+
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.0
     }

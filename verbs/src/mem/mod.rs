@@ -24,6 +24,7 @@
 //! | `mapped.rs` | whether raw memory is there |
 //! | `iov.rs` | one `sendmsg` over private octets and regions |
 //! | `receive.rs` | one `recvmsg` into a region |
+//! | `register.rs`, `rereg.rs` | registration and reregistration |
 //! | `descriptor.rs` | no memory, but unsafe: descriptors in tokio's reactor |
 //! | `fork.rs` | no memory, but unsafe: forked children find themselves out |
 //! | `signals.rs` | no memory, but unsafe: threads without signals |
@@ -46,6 +47,7 @@ mod mapped;
 mod receive;
 mod region;
 mod register;
+mod rereg;
 mod signals;
 mod table;
 mod tenants;
@@ -67,6 +69,7 @@ pub use handle::{MemoryRegion, MrSlice, Owned, RegisterError, RemoteMemory};
 pub(crate) use iov::{GatherList, SendFlags};
 pub(crate) use receive::{STRAIGHT_FROM, receive_into};
 pub(crate) use region::{Domain, PdId, Peer, Region};
+pub use rereg::{Reregister, ReregisterError};
 pub(crate) use signals::without_signals;
 pub(crate) use table::KeyTable;
 pub use window::{MemoryWindow, WindowBinding, WindowType};

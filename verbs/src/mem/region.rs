@@ -405,7 +405,44 @@ impl Region {
         Ok(self.end())
     }
 
+    /// Deregisters, and gives whom the octets belong to, for another registration of them.
+    ///
+    /// # Errors
+    /// As for [`deregister`](Self::deregister), with [`MemoryError::OwnedBuffer`] for octets that are to be given
+    /// back; nothing has changed then. [`MemoryError::Deregistered`] if somebody else was faster.
+    pub(super) fn surrender(&self) -> Result<Owner, MemoryError> {
+        let promised = match self.holdings.lock().owner {
+            Owner::Given(_) => return Err(MemoryError::OwnedBuffer),
+            Owner::Promised => true,
+            Owner::Pages(_) | Owner::Nobody => false,
+        };
+        self.tenants.shut()?;
+        let (first, owner) = self.end_with_owner();
+        match owner {
+            _ if !first => Err(MemoryError::Deregistered),
+            Owner::Nobody if promised => Ok(Owner::Promised),
+            owner => Ok(owner),
+        }
+    }
+
+    /// Whether the octets are the program's, which promised to keep them in place.
+    pub(super) fn is_promised(&self) -> bool {
+        matches!(self.holdings.lock().owner, Owner::Promised)
+    }
+
+    /// Its protection domain, until it is deregistered.
+    pub(super) fn parent(&self) -> Option<Domain> {
+        let parent = self.holdings.lock().parent.clone()?;
+        Some(Domain { id: self.domain, parent })
+    }
+
     pub(super) fn end(&self) -> bool {
+        let (first, owner) = self.end_with_owner();
+        drop(owner);
+        first
+    }
+
+    fn end_with_owner(&self) -> (bool, Owner) {
         let first = self.by_program.0.close();
         self.by_key.close();
         if first {
@@ -426,9 +463,8 @@ impl Region {
         };
         // Unmapping and the end of a protection domain are no business of this lock.
         drop(holdings);
-        drop(owner);
         drop(parent);
-        first
+        (first, owner)
     }
 
     /// Deregisters, and gives back the value that the octets belong to. Puts out whatever lies over it.

@@ -3,6 +3,7 @@
 mod checks;
 mod keys;
 mod model;
+mod raw;
 mod regions;
 mod revocation;
 mod views;

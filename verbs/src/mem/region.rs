@@ -231,7 +231,7 @@ impl Region {
         if self.stag != stag || !self.is_valid() {
             return Err(Refusal::InvalidStag);
         }
-        // SEC-01, SEC-02
+        // SEC-01, SEC-02, DDP-063
         if self.domain != peer.domain && self.domain != peer.stream {
             return Err(Refusal::NotAssociated);
         }

@@ -60,6 +60,7 @@ impl std::error::Error for ReregisterError {
 }
 
 /// Where the octets are to be.
+#[derive(Clone, Copy)]
 struct Place {
     at: NonNull<u8>,
     len: usize,

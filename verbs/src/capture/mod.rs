@@ -167,3 +167,35 @@ impl Drop for Capture {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::packet::{Flags, PAYLOAD_MOST};
+    use super::*;
+
+    #[test]
+    fn what_a_full_buffer_has_no_room_for_is_counted() {
+        let capture = Capture {
+            path: "nowhere".into(),
+            origin: Origin::here(),
+            shared: Arc::default(),
+            // Nobody writes: the slowest of files.
+            writer: None,
+            flows: Mutex::default(),
+        };
+        let addr = "192.0.2.1:7471".parse().unwrap();
+        let header =
+            Header { from: addr, to: addr, sequence: 1, acknowledged: 1, flags: Flags::ACK };
+        let payload = vec![0; PAYLOAD_MOST];
+        let fits = BUFFER / packet::record_len(PAYLOAD_MOST);
+        for _ in 0..fits {
+            capture.packet(&header, &payload);
+        }
+        assert_eq!(capture.lost(), 0);
+        for _ in 0..10 {
+            capture.packet(&header, &payload);
+        }
+        assert!((8..=10).contains(&capture.lost()), "{}", capture.lost());
+        assert!(capture.shared.pending.lock().records.len() <= BUFFER);
+    }
+}

@@ -490,6 +490,8 @@ impl QpInner {
         match self.state.step_if(modify, |action| idle || action != Action::Reset) {
             Ok(_) => {
                 engine.renew();
+                // SEC-02: whoever is connected next is another stream.
+                self.end_windows();
                 Ok(())
             }
             Err(QpState::Init | QpState::Err) => {
@@ -547,6 +549,11 @@ impl QpInner {
             share.detach();
         }
         // V5
+        self.end_windows();
+    }
+
+    /// Puts the windows of type 2 that are bound through it out of force: they are the domain's again.
+    fn end_windows(&self) {
         let windows = std::mem::take(&mut *self.windows.lock());
         for window in windows.iter().filter_map(Weak::upgrade) {
             let ended = window.invalidate();

@@ -420,6 +420,33 @@ fn windows_stay_bound_through_an_error_and_end_with_the_queue_pair() {
     until("the end of the window", || !two.is_bound());
 }
 
+/// SEC-02: whoever is connected to the queue pair next is another stream, and has nothing of the last one's.
+#[test]
+fn windows_end_when_the_queue_pair_begins_anew() {
+    let setup = Setup::default();
+    let Pair { a, b } = connect(&setup);
+    let (region, all) = bindable(&a, 8);
+    let (two, one) = (window(&a, WindowType::Two), window(&a, WindowType::One));
+    assert_success(&done(&a, SendRequest::bind_window(1, &two, 1, all.clone())), 1);
+    a.qp.bind_window(2, &one, all.clone(), SendFlags::SIGNALED).unwrap();
+    assert_success(&a.sent(), 2);
+    a.qp.modify(QpState::Err).unwrap();
+    until("the end of the connection", || a.qp.modify(QpState::Reset).is_ok());
+    assert!(!two.is_bound() && one.is_bound());
+    a.qp.modify(QpState::Init).unwrap();
+    let next = Pair { a, b: setup.end() };
+    setup.join(&next);
+    flush(&next.a);
+    let Pair { a, b: stranger } = next;
+    drop(b);
+    let remote = crate::mem::RemoteMemory { len: 8, ..two.remote() };
+    let source = stranger.pattern(8, 1);
+    stranger.qp.post_send(SendRequest::write(3, source.as_slice_all(), remote)).unwrap();
+    a.wait_state(QpState::Err);
+    assert_eq!(a.qp.ending().unwrap().terminate.likely_code().raw(), 0x1100);
+    assert_eq!(content(&region), [0; 8]);
+}
+
 /// A window is for peers: as an element of a request it is a protection error.
 #[test]
 fn a_window_is_no_element() {

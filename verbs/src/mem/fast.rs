@@ -112,11 +112,12 @@ impl FastRegion {
             let max = self.0.max_ranges;
             return Err(MemoryError::TooManyRanges { have: parts.len(), max });
         }
-        let size = self.0.max_len as u64;
-        let len = parts.iter().fold(0_u64, |sum, part| sum.saturating_add(part.len as u64));
-        if len > size {
+        let sum = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len));
+        let Some(len) = sum.filter(|len| *len <= self.0.max_len) else {
+            let (len, size) = (sum.unwrap_or(usize::MAX) as u64, self.0.max_len as u64);
             return Err(MemoryError::OutOfBounds { offset: 0, len, size });
-        }
+        };
+        let len = len as u64;
         let first = parts.first().map_or(0, |part| part.at.addr().get() as u64);
         let base = mapping.iova.unwrap_or(first);
         if base.checked_add(len).is_none() {

@@ -36,6 +36,8 @@ pub(super) struct View {
     home: PdId,
     /// Where the octets lie, in order, if not in one piece.
     parts: Box<[Part]>,
+    /// How many octets there are up to the end of each part.
+    ends: Box<[usize]>,
     /// The regions that the octets belong to, until the key is out of force.
     stays: Mutex<Vec<Stay>>,
 }
@@ -104,12 +106,15 @@ impl View {
 
     /// The pieces that `len` octets at `offset` lie in, in order; `None` if they are not all there.
     pub(super) fn pieces(&self, offset: usize, len: usize) -> Option<Pieces<'_>> {
-        let size: usize = self.parts.iter().map(|part| part.len).sum();
-        (len <= size.checked_sub(offset)?).then_some(Pieces {
-            parts: &self.parts,
-            skip: offset,
-            rest: len,
-        })
+        let size = self.ends.last().copied().unwrap_or(0);
+        if len > size.checked_sub(offset)? {
+            return None;
+        }
+        // A peer may ask for any of thousands, again and again.
+        let first = self.ends.partition_point(|&end| end <= offset);
+        let before = first.checked_sub(1).and_then(|before| self.ends.get(before));
+        let skip = offset - before.copied().unwrap_or(0);
+        Some(Pieces { parts: self.parts.get(first..)?, skip, rest: len })
     }
 }
 
@@ -117,6 +122,7 @@ impl View {
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
     parts: &'a [Part],
+    /// Octets of the first part that are not meant.
     skip: usize,
     rest: usize,
 }
@@ -125,19 +131,15 @@ impl Iterator for Pieces<'_> {
     type Item = (*mut u8, usize);
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.rest > 0 {
-            let (part, behind) = self.parts.split_first()?;
-            self.parts = behind;
-            if self.skip >= part.len {
-                self.skip -= part.len;
-                continue;
-            }
-            let start = std::mem::take(&mut self.skip);
-            let len = self.rest.min(part.len - start);
-            self.rest -= len;
-            return Some((part.at.as_ptr().wrapping_add(start), len));
+        if self.rest == 0 {
+            return None;
         }
-        None
+        let (part, behind) = self.parts.split_first()?;
+        self.parts = behind;
+        let start = std::mem::take(&mut self.skip);
+        let len = self.rest.min(part.len - start);
+        self.rest -= len;
+        Some((part.at.as_ptr().wrapping_add(start), len))
     }
 }
 
@@ -289,6 +291,11 @@ impl Region {
             [Part { at, len }] => (at, len, Box::default()),
             [Part { at, .. }, ..] => (at, 0, parts.into_boxed_slice()),
         };
+        let ends = parts.iter().scan(0, |end, part| {
+            *end += part.len;
+            Some(*end)
+        });
+        let ends = ends.collect();
         Arc::new(Self {
             at,
             span,
@@ -298,7 +305,7 @@ impl Region {
             domain,
             stag,
             program_writes: writable,
-            view: Some(Box::new(View { kind, home, parts, stays: Mutex::default() })),
+            view: Some(Box::new(View { kind, home, parts, ends, stays: Mutex::default() })),
             tenants: Tenants::new(),
             by_key: UseCount::new(),
             by_program: Apart(UseCount::new()),

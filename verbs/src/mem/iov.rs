@@ -93,7 +93,7 @@ mod vectored {
         pieces: SmallVec<[libc::iovec; 16]>,
         in_use: SmallVec<[UseGuard<'a>; 8]>,
         /// Octets that could not be sent from where they are.
-        copies: Vec<Box<[u8]>>,
+        copies: Vec<Vec<u8>>,
         private: PhantomData<&'a [u8]>,
     }
 
@@ -124,8 +124,9 @@ mod vectored {
                     if !guard.is_in_parts(offset, len) {
                         return Err(error);
                     }
-                    let mut copy = vec![0; len].into_boxed_slice();
+                    let mut copy = vec![0; len];
                     guard.copy_out(offset, &mut copy)?;
+                    // Of a vector, since a `Box` that is moved takes back what it lent.
                     self.push(copy.as_mut_ptr(), len);
                     self.copies.push(copy);
                 }

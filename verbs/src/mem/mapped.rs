@@ -41,8 +41,9 @@ mod linux {
         end: u64,
         access: Access,
     ) -> Result<(), MemoryError> {
-        let Ok(maps) = File::open("/proc/self/maps") else {
-            tracing::debug!("no /proc/self/maps: raw memory is registered unchecked");
+        // Of the thread: those of the process are gone once its first thread is.
+        let Ok(maps) = File::open("/proc/thread-self/maps") else {
+            tracing::debug!("no /proc/thread-self/maps: raw memory is registered unchecked");
             return Ok(());
         };
         let mut maps = BufReader::with_capacity(1 << 14, maps);
@@ -96,7 +97,7 @@ mod linux {
         }
     }
 
-    /// A line of `/proc/self/maps`.
+    /// A line of `/proc/thread-self/maps`.
     #[derive(Debug, PartialEq, Eq)]
     struct Mapping {
         start: u64,

@@ -52,7 +52,10 @@ impl PdInner {
         if self.device.users().is_destroyed() {
             return Err(MemoryError::DomainDestroyed);
         }
-        let parent = Use::begin(self, user).map_err(|_destroyed| MemoryError::DomainDestroyed)?;
+        let parent = Use::begin(self, user).map_err(|error| match error {
+            Error::Forked => MemoryError::Forked,
+            _ => MemoryError::DomainDestroyed,
+        })?;
         Ok(Domain { id: self.id, parent: Arc::new(parent) })
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::error::Error;
+use crate::mem::Origin;
 
 /// What uses another object, in the order in which a program has to take it away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +57,14 @@ impl User {
 }
 
 /// How many of each kind use an object, and whether it was destroyed: never while there are some.
-#[derive(Debug, Default)]
-pub(crate) struct Users(Mutex<State>);
+///
+/// In a forked child it takes no lock, which a thread that is not there may hold, and nothing of it can be
+/// used, or destroyed (FC-064).
+#[derive(Debug)]
+pub(crate) struct Users {
+    origin: Origin,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -65,14 +72,23 @@ struct State {
     destroyed: bool,
 }
 
+impl Default for Users {
+    fn default() -> Self {
+        Self { origin: Origin::here(), state: Mutex::default() }
+    }
+}
+
 impl Users {
     /// Marks the object as destroyed, unless something uses it.
     ///
     /// # Errors
     /// [`Error::Busy`] names one kind of users, the one to be taken away first; [`Error::Destroyed`] if
-    /// somebody was faster.
+    /// somebody was faster; [`Error::Forked`].
     pub(crate) fn destroy(&self, what: &'static str) -> Result<(), Error> {
-        let mut state = self.0.lock();
+        if !self.origin.is_here() {
+            return Err(Error::Forked);
+        }
+        let mut state = self.state.lock();
         if state.destroyed {
             return Err(Error::Destroyed { what });
         }
@@ -85,20 +101,25 @@ impl Users {
     }
 
     pub(crate) fn is_destroyed(&self) -> bool {
-        self.0.lock().destroyed
+        self.origin.is_here() && self.state.lock().destroyed
     }
 
-    /// `false`: the object was destroyed.
-    fn enter(&self, user: User) -> bool {
-        let mut state = self.0.lock();
-        if !state.destroyed {
-            state.counts[user as usize] += 1;
+    fn enter(&self, user: User, what: &'static str) -> Result<(), Error> {
+        if !self.origin.is_here() {
+            return Err(Error::Forked);
         }
-        !state.destroyed
+        let mut state = self.state.lock();
+        if state.destroyed {
+            return Err(Error::Destroyed { what });
+        }
+        state.counts[user as usize] += 1;
+        Ok(())
     }
 
     fn leave(&self, user: User) {
-        self.0.lock().counts[user as usize] -= 1;
+        if self.origin.is_here() {
+            self.state.lock().counts[user as usize] -= 1;
+        }
     }
 }
 
@@ -120,18 +141,15 @@ pub(crate) struct Use<T: Used> {
 
 impl<T: Used> Use<T> {
     /// # Errors
-    /// [`Error::Destroyed`] if it was destroyed.
+    /// [`Error::Destroyed`] if it was destroyed; [`Error::Forked`].
     pub(crate) fn begin(of: &Arc<T>, user: User) -> Result<Self, Error> {
-        if of.users().enter(user) {
-            Ok(Self { of: Arc::clone(of), user, counts: AtomicBool::new(true) })
-        } else {
-            Err(Error::Destroyed { what: T::WHAT })
-        }
+        of.users().enter(user, T::WHAT)?;
+        Ok(Self { of: Arc::clone(of), user, counts: AtomicBool::new(true) })
     }
 
     /// Keeps an object alive, counting only if it was not destroyed.
     pub(crate) fn begin_or_keep(of: &Arc<T>, user: User) -> Self {
-        let counts = AtomicBool::new(of.users().enter(user));
+        let counts = AtomicBool::new(of.users().enter(user, T::WHAT).is_ok());
         Self { of: Arc::clone(of), user, counts }
     }
 

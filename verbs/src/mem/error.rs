@@ -98,6 +98,10 @@ pub enum MemoryError {
     /// The protection domain, or its device, was destroyed.
     #[error("the protection domain was destroyed")]
     DomainDestroyed,
+    /// The process was forked from the one that registered the memory, or made the window or the protection
+    /// domain (FC-064). What a region holds can still be read and written here.
+    #[error("the memory was registered by the process that this one was forked from")]
+    Forked,
     /// A window of type 2, or a fast-registered region, whose key is in force: it has to be invalidated
     /// before it can be bound or registered anew.
     #[error("key {key:#010x} is in force, it has to be invalidated before")]
@@ -159,6 +163,7 @@ impl MemoryError {
             Self::InUse { .. } => Errno::BUSY,
             Self::NotMapped { .. } => Errno::FAULT,
             Self::NotAccessible { .. } => Errno::ACCESS,
+            Self::Forked => Errno::NODEV,
             _ => Errno::INVAL,
         }
         .raw_os_error()

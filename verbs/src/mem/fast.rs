@@ -72,9 +72,10 @@ impl FastRegion {
     /// copies in progress.
     ///
     /// # Errors
-    /// [`MemoryError::Deregistered`] if another handle did it before.
+    /// [`MemoryError::Deregistered`] if another handle did it before, [`MemoryError::Forked`] in a child of the
+    /// process that made it.
     pub fn destroy(self) -> Result<(), MemoryError> {
-        if self.0.holder.give_up() { Ok(()) } else { Err(MemoryError::Deregistered) }
+        self.0.holder.destroy()
     }
 
     /// All that can be told before its turn comes.

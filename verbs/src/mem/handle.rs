@@ -223,6 +223,7 @@ impl MemoryRegion {
     /// [`MemoryError::InUse`] while windows are bound to it, or fast-registered regions map it; the region
     /// stays as it is, and lives on with its other handles or, if this was the last one, until those are
     /// gone. [`MemoryError::Deregistered`] if another handle did it before, after the same wait.
+    /// [`MemoryError::Forked`] in a child of the process that registered it, where nobody comes by the key.
     pub fn deregister(self) -> Result<(), MemoryError> {
         if self.0.deregister()? { Ok(()) } else { Err(MemoryError::Deregistered) }
     }

@@ -12,7 +12,7 @@ use super::buffer::Pages;
 use super::tenants::Tenants;
 use super::use_count::UseCount;
 use super::view::{Part, View};
-use super::{Access, KeyTable, MemoryError, copy};
+use super::{Access, KeyTable, MemoryError, Origin, copy};
 
 /// Identity of what a key can be associated with: a protection domain, or the one queue pair that a
 /// window of type 2 is bound to. Never used twice in a process.
@@ -68,6 +68,9 @@ pub(crate) struct Region {
     /// Who may use the key: the queue pairs of this domain, or this one queue pair.
     pub(super) domain: PdId,
     pub(super) stag: Stag,
+    /// Where it was made. In a forked child nobody comes by its key, no lock of it is taken, and who was
+    /// inside of it is not there (FC-064).
+    pub(super) made: Origin,
     /// The program may write although nobody else may.
     pub(super) program_writes: bool,
     /// Its memory is that of other regions: it is a window or fast-registered.
@@ -158,6 +161,7 @@ impl Region {
             access,
             domain: domain.id,
             stag,
+            made: Origin::here(),
             program_writes,
             view: None,
             tenants: Tenants::new(),
@@ -204,6 +208,11 @@ impl Region {
     /// Whether the key still opens the region.
     pub(crate) fn is_valid(&self) -> bool {
         !self.by_key.is_closed()
+    }
+
+    /// Fails in a process that was forked from the one that it was made in.
+    pub(super) fn check_origin(&self) -> Result<(), MemoryError> {
+        if self.made.is_here() { Ok(()) } else { Err(MemoryError::Forked) }
     }
 
     pub(crate) fn is_deregistered(&self) -> bool {
@@ -399,8 +408,10 @@ impl Region {
     /// `false` if somebody else did it first; the wait is the same.
     ///
     /// # Errors
-    /// [`MemoryError::InUse`] while windows are bound to it, or fast registrations map it.
+    /// [`MemoryError::InUse`] while windows are bound to it, or fast registrations map it;
+    /// [`MemoryError::Forked`].
     pub(crate) fn deregister(&self) -> Result<bool, MemoryError> {
+        self.check_origin()?;
         self.tenants.shut()?;
         Ok(self.end())
     }
@@ -449,7 +460,9 @@ impl Region {
             KeyTable::of_process().remove(self.stag);
         }
         // SEC-04, FC-061
-        self.by_key.wait_idle();
+        if self.made.is_here() {
+            self.by_key.wait_idle();
+        }
         self.by_program.0.wait_idle();
         if let Some(view) = &self.view {
             view.leave();
@@ -469,7 +482,8 @@ impl Region {
 
     /// Deregisters, and gives back the value that the octets belong to. Puts out whatever lies over it.
     pub(super) fn reclaim(&self) -> Option<Box<dyn Any + Send>> {
-        for view in self.tenants.shut_on() {
+        let views = if self.made.is_here() { self.tenants.shut_on() } else { Vec::new() };
+        for view in views {
             if let Some(view) = view.upgrade() {
                 let put_out = view.invalidate();
                 debug_assert_eq!(put_out, Ok(()), "nothing lies over a view");

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::region::{Apart, Holdings, Owner};
 use super::tenants::{Tenancy, Tenants};
 use super::use_count::UseCount;
-use super::{Access, Domain, KeyTable, MemoryError, PdId, Peer, Region};
+use super::{Access, Domain, KeyTable, MemoryError, Origin, PdId, Peer, Region};
 
 /// What holds an index whose memory changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,9 @@ struct Stay {
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        self.region.tenants.leave(self.tenancy);
+        if self.region.made.is_here() {
+            self.region.tenants.leave(self.tenancy);
+        }
     }
 }
 
@@ -148,6 +150,7 @@ impl Iterator for Pieces<'_> {
 pub(super) struct Holder {
     kind: ViewKind,
     home: PdId,
+    made: Origin,
     state: Mutex<State>,
 }
 
@@ -183,7 +186,7 @@ impl Holder {
         view.by_key.close();
         KeyTable::of_process().publish(&view);
         let state = State { view, key: stag.key(), parent: Some(parent) };
-        Ok(Self { kind, home, state: Mutex::new(state) })
+        Ok(Self { kind, home, made: Origin::here(), state: Mutex::new(state) })
     }
 
     pub(super) const fn kind(&self) -> ViewKind {
@@ -262,22 +265,29 @@ impl Holder {
         Ok(view)
     }
 
-    /// Gives the index up: no octet moves through its key when this returns. `false` if somebody else did
-    /// it before; the wait is the same.
-    pub(super) fn give_up(&self) -> bool {
+    /// Gives the index up: no octet moves through its key when this returns.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregistered`] if somebody else did it before; the wait is the same.
+    /// [`MemoryError::Forked`].
+    pub(super) fn destroy(&self) -> Result<(), MemoryError> {
+        if !self.made.is_here() {
+            return Err(MemoryError::Forked);
+        }
         let (first, parent) = {
             // Locked to the end, so that nothing is opened meanwhile under another key.
             let mut state = self.state.lock();
             (state.view.end(), state.parent.take())
         };
         drop(parent);
-        first
+        if first { Ok(()) } else { Err(MemoryError::Deregistered) }
     }
 }
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        self.give_up();
+        // FC-064: in a child it is forgotten.
+        _ = self.destroy();
     }
 }
 
@@ -304,6 +314,7 @@ impl Region {
             access,
             domain,
             stag,
+            made: Origin::here(),
             program_writes: writable,
             view: Some(Box::new(View { kind, home, parts, ends, stays: Mutex::default() })),
             tenants: Tenants::new(),

@@ -89,9 +89,10 @@ impl MemoryWindow {
     /// fail.
     ///
     /// # Errors
-    /// [`MemoryError::Deregistered`] if another handle did it before.
+    /// [`MemoryError::Deregistered`] if another handle did it before, [`MemoryError::Forked`] in a child of the
+    /// process that made it.
     pub fn destroy(self) -> Result<(), MemoryError> {
-        if self.0.give_up() { Ok(()) } else { Err(MemoryError::Deregistered) }
+        self.0.destroy()
     }
 
     /// The low octet of the next key, for a window that is bound by a call.

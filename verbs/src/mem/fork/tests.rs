@@ -11,11 +11,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use iwarp_ddp::Stag;
+
 use super::*;
 use crate::cm::{self, ConnParam, ConnectError, Connection, EventKind, ListenConfig, Listener};
+use crate::mem::{
+    FastRegion, KeyTable, LocalWork, Mapping, MemoryWindow, PdId, Peer, WindowBinding,
+};
 use crate::{
-    Access, CompletionQueue, Device, DeviceConfig, Error, PostErrorCause, ProtectionDomain,
-    QpConfig, QueuePair, RecvRequest, SendRequest,
+    Access, CompletionQueue, Device, DeviceConfig, Error, MemoryError, MemoryRegion, Owned,
+    PostErrorCause, ProtectionDomain, QpConfig, QueuePair, RecvRequest, SendRequest, WindowType,
 };
 
 const GUARD: Duration = Duration::from_secs(30);
@@ -214,6 +219,81 @@ fn fc_064_a_child_disturbs_nothing() {
             assert!(there.wait_closed(GUARD).unwrap().is_orderly());
         }
     });
+}
+
+/// FC-064: whoever was moving octets at that moment is not there in the child, and is not waited for.
+#[test]
+fn fc_064_memory_that_was_in_use_holds_up_nothing() {
+    alone("fc_064_memory_that_was_in_use_holds_up_nothing", || {
+        let mut memory = Some(Memory::new());
+        let found = memory.as_ref().unwrap().keys().map(|key| {
+            let found = KeyTable::of_process().lookup(Stag::from_raw(key));
+            found.expect("a key in force")
+        });
+        let inside = found.each_ref().map(|region| region.use_guard().expect("in force"));
+        Child::run(|| {
+            let Memory { pd, region, owned, window, fast } = memory.take().unwrap();
+            let errors = [
+                region.clone().deregister(),
+                window.clone().destroy(),
+                fast.clone().destroy(),
+                pd.alloc(8, Access::empty()).map(drop),
+                pd.alloc_window(WindowType::One).map(drop),
+            ];
+            for error in errors {
+                assert_eq!(error, Err(MemoryError::Forked));
+            }
+            assert_eq!(MemoryError::Forked.errno(), 19);
+            assert!(matches!(pd.clone().destroy(), Err(Error::Forked)));
+            // What is in it is the child's own.
+            region.write_at(0, b"mine").unwrap();
+            drop((region, window, fast, pd));
+            assert_eq!(owned.deregister(), [7; 64]);
+        })
+        .wait();
+        drop(inside);
+        let Memory { pd, region, owned, window, fast } = memory.take().unwrap();
+        let mut octets = [1; 4];
+        region.read_at(0, &mut octets).unwrap();
+        assert_eq!(octets, [0; 4]);
+        window.destroy().unwrap();
+        fast.destroy().unwrap();
+        region.deregister().unwrap();
+        assert_eq!(owned.deregister(), [7; 64]);
+        pd.destroy().unwrap();
+    });
+}
+
+/// A domain with one of each.
+struct Memory {
+    pd: ProtectionDomain,
+    region: MemoryRegion,
+    owned: Owned<Vec<u8>>,
+    window: MemoryWindow,
+    fast: FastRegion,
+}
+
+impl Memory {
+    fn new() -> Self {
+        let pd = Device::open(DeviceConfig::default()).unwrap().alloc_pd();
+        let access = Access::LOCAL_WRITE | Access::MW_BIND;
+        let region = pd.alloc(64, access).unwrap();
+        let owned = pd.register(vec![7; 64], access).unwrap();
+        let window = pd.alloc_window(WindowType::One).unwrap();
+        let fast = pd.alloc_fast_region(64, 1, true).unwrap();
+        let rights = Access::REMOTE;
+        let peer = Peer { domain: pd.0.id, stream: PdId::new(), rights, invalidates: true };
+        let binding = WindowBinding::new(&region.as_slice_all(), Access::REMOTE_READ);
+        LocalWork::Bind { window: window.clone(), key: 1, binding }.perform(peer).unwrap();
+        let mapping = Mapping::new([owned.region().as_slice_all()], Access::REMOTE_READ);
+        LocalWork::Register { region: fast.clone(), key: 1, mapping }.perform(peer).unwrap();
+        Self { pd, region, owned, window, fast }
+    }
+
+    fn keys(&self) -> [u32; 4] {
+        let Self { region, owned, window, fast, .. } = self;
+        [region.rkey(), owned.region().rkey(), window.rkey(), fast.rkey()]
+    }
 }
 
 /// A process with everything in it, and a request that waits.

@@ -264,10 +264,11 @@ impl Device {
     /// things, poll [`async_fd`](Self::async_fd).
     ///
     /// # Errors
-    /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected.
+    /// [`Error::Io`] if the descriptor cannot be read, which is not to be expected; [`Error::Destroyed`] if there
+    /// is none and the device was destroyed.
     pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
         self.0.check_origin()?;
-        self.0.events.next().map_err(events_failed)
+        self.event_or_end(self.0.events.next())
     }
 
     /// Waits for the next asynchronous event, at most for `timeout` if there is one. `None`: the time is
@@ -276,7 +277,7 @@ impl Device {
     /// Blocks the calling thread. When several threads or tasks wait, each event goes to one of them.
     ///
     /// # Errors
-    /// As [`next_async_event`](Self::next_async_event).
+    /// As [`next_async_event`](Self::next_async_event), also if the device is destroyed meanwhile.
     pub fn wait_async_event(
         &self,
         timeout: impl Into<Option<Duration>>,
@@ -284,7 +285,7 @@ impl Device {
         // A time that cannot be expressed never comes.
         let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         self.0.check_origin()?;
-        self.0.events.wait(deadline).map_err(events_failed)
+        self.event_or_end(self.0.events.wait(deadline))
     }
 
     /// Waits for the next asynchronous event in a task of any runtime.
@@ -292,17 +293,30 @@ impl Device {
     /// Cancel-safe: a dropped call takes no event, and if it was to be woken, another waiter is.
     ///
     /// # Errors
-    /// As [`next_async_event`](Self::next_async_event).
+    /// As [`wait_async_event`](Self::wait_async_event).
     pub async fn async_event(&self) -> Result<AsyncEvent, Error> {
         self.0.check_origin()?;
-        self.0.events.arrival().await.map_err(events_failed)
+        let event = self.event_or_end(self.0.events.arrival().await)?;
+        event.ok_or(Error::Destroyed { what: DeviceInner::WHAT })
+    }
+
+    fn event_or_end(
+        &self,
+        event: io::Result<Option<AsyncEvent>>,
+    ) -> Result<Option<AsyncEvent>, Error> {
+        match event.map_err(events_failed)? {
+            None if self.0.users.is_destroyed() => {
+                Err(Error::Destroyed { what: DeviceInner::WHAT })
+            }
+            event => Ok(event),
+        }
     }
 
     /// Closes the device for all handles, and stops its thread.
     ///
     /// Not needed: a device ends with its last object. Blocks until the connections of queue pairs that were
     /// destroyed or dropped are over, each of which has a time limit
-    /// ([`DeviceConfig::close_grace`]), and until the thread has ended.
+    /// ([`DeviceConfig::close_grace`]), and until the thread has ended. Whoever waits for an event is told then.
     ///
     /// # Errors
     /// [`Error::Busy`] while objects that were made from it exist, with the kind that has to go first;
@@ -311,6 +325,7 @@ impl Device {
         self.0.check_origin()?;
         self.0.users.destroy(DeviceInner::WHAT)?;
         self.0.driver.stop();
+        self.0.events.close();
         Ok(())
     }
 }

@@ -151,6 +151,8 @@ struct State {
     /// By number of the queue pair; entries exist from the first fetched event on, until the queue pair is
     /// gone.
     unacked: HashMap<u32, Arc<Unacked>>,
+    /// There are to be no more.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -255,23 +257,36 @@ impl AsyncEvents {
         }
     }
 
-    /// Waits for the next event in the calling thread. `None`: the time is over.
+    /// No event comes any more: whoever waits for one is told so.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        // Nobody takes this notice, so it wakes all who sleep, and whoever comes.
+        if let Err(error) = self.notifier.notify(1) {
+            tracing::error!(%error, "the end of events without notice");
+        }
+        self.arrived.notify(usize::MAX);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// Waits for the next event in the calling thread. `None`: the time is over, or there is none any more.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> io::Result<Option<AsyncEvent>> {
         loop {
-            if let Some(event) = self.next()? {
-                return Ok(Some(event));
-            }
-            if !wait_readable(self.as_fd(), deadline)? {
-                return Ok(None);
+            let event = self.next()?;
+            if event.is_some() || self.is_closed() || !wait_readable(self.as_fd(), deadline)? {
+                return Ok(event);
             }
         }
     }
 
-    /// Waits for the next event in a task of any runtime. Cancel-safe.
-    pub(crate) async fn arrival(&self) -> io::Result<AsyncEvent> {
+    /// Waits for the next event in a task of any runtime. `None`: there is none any more. Cancel-safe.
+    pub(crate) async fn arrival(&self) -> io::Result<Option<AsyncEvent>> {
         loop {
             listener!(self.arrived => arrived);
-            if let Some(event) = self.next()? {
+            let event = self.next()?;
+            if event.is_some() || self.is_closed() {
                 return Ok(event);
             }
             arrived.await;
@@ -444,9 +459,9 @@ mod tests {
                 let event = if task {
                     crate::aio::wait(events.arrival(), None).expect("no time limit")
                 } else {
-                    events.wait(None).map(|event| event.expect("no time limit"))
+                    events.wait(None)
                 };
-                event.unwrap().into_unacknowledged()
+                event.unwrap().expect("no end of it").into_unacknowledged()
             })
         });
         for _ in &waiters {

@@ -278,6 +278,36 @@ fn a_destroyed_channel_wakes_who_waits() {
 /// FC-040: the destruction of a queue pair and of a completion queue waits for the events about them that
 /// were fetched, in whatever way they are acknowledged.
 #[test]
+fn a_destroyed_device_wakes_who_waits() {
+    let device = Device::open(DeviceConfig::default()).unwrap();
+    let is_destroyed = |error| match error {
+        Error::Destroyed { what } => assert_eq!(what, "device"),
+        other => panic!("{other}"),
+    };
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let device = device.clone();
+            thread::spawn(move || device.wait_async_event(None))
+        })
+        .collect();
+    let task = {
+        let device = device.clone();
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(device.async_event())
+        })
+    };
+    // Most often they wait by then; whoever comes too late finds it destroyed.
+    thread::sleep(Duration::from_millis(20));
+    device.clone().destroy().unwrap();
+    for thread in threads {
+        is_destroyed(thread.join().unwrap().unwrap_err());
+    }
+    is_destroyed(task.join().unwrap().unwrap_err());
+    is_destroyed(device.next_async_event().unwrap_err());
+}
+
+#[test]
 fn fc_040_destruction_waits_for_acknowledgement_by_number() {
     let world = World::new();
     let channel = world.device.create_channel().unwrap();

@@ -422,6 +422,7 @@ impl Region {
     /// As for [`deregister`](Self::deregister), with [`MemoryError::OwnedBuffer`] for octets that are to be given
     /// back; nothing has changed then. [`MemoryError::Deregistered`] if somebody else was faster.
     pub(super) fn surrender(&self) -> Result<Owner, MemoryError> {
+        self.check_origin()?;
         let promised = match self.holdings.lock().owner {
             Owner::Given(_) => return Err(MemoryError::OwnedBuffer),
             Owner::Promised => true,

@@ -51,8 +51,9 @@ impl ProtectionDomain {
     ///
     /// # Safety
     ///
-    /// Until [`MemoryRegion::deregister`] has returned, or the last handle and work request is gone *and*
-    /// every queue pair of the domain has been destroyed:
+    /// Until [`MemoryRegion::deregister`] has returned (for the region, and for what it was
+    /// [reregistered](MemoryRegion::reregister) as), or the last handle and work request is gone *and* every
+    /// queue pair of the domain has been destroyed:
     /// - the octets must be readable, and writable if `access` has [`Access::LOCAL_WRITE`], from any
     ///   thread: an access to a page that is not mapped ends the process;
     /// - the program must treat them as shared with a foreign writer. No `&[u8]` to them may exist while

@@ -93,8 +93,9 @@ impl MemoryRegion {
         let zero_based = old.access().contains(Access::ZERO_BASED);
         let address = old.as_ptr().addr() as u64;
         let base = if zero_based { address } else { old.base() };
-        let place = Place { at: old.at, len: old.len(), base };
-        self.again(change, place)
+        let place = Place { at: old.at, len: old.len, base };
+        // SAFETY: the place of the old one.
+        unsafe { self.again(change, place) }
     }
 
     /// As [`reregister`](Self::reregister), of raw memory, and with another range: `len` octets at `at`,
@@ -117,11 +118,16 @@ impl MemoryRegion {
             let cause = MemoryError::OwnedBuffer;
             return Err(ReregisterError { cause, region: Some(self) });
         }
-        self.again(change, Place { at, len, base: at.addr().get() as u64 })
+        let place = Place { at, len, base: at.addr().get() as u64 };
+        // SAFETY: raw memory, as was just looked at, and the caller promises it.
+        unsafe { self.again(change, place) }
     }
 
-    /// The memory of `place` is the old one's, or promised by the caller's caller.
-    fn again(self, change: &Reregister, place: Place) -> Result<Self, ReregisterError> {
+    /// # Safety
+    ///
+    /// `place` must be that of the old registration, or, only of raw memory, one that the program promises as for
+    /// [`register_raw`](ProtectionDomain::register_raw).
+    unsafe fn again(self, change: &Reregister, place: Place) -> Result<Self, ReregisterError> {
         let old = self.region();
         let prepared = new_domain(old, change).and_then(|domain| Ok((domain, old.surrender()?)));
         let (domain, owner) = match prepared {
@@ -138,8 +144,7 @@ impl MemoryRegion {
         if let Owner::Promised = owner {
             mapped::check(at, len, access).map_err(gone)?;
         }
-        // SAFETY: these are octets that the old registration had, and that are its owner's; or the program
-        // promised them when it registered or reregistered them.
+        // SAFETY: the caller's promise; what is not raw memory comes with its owner.
         let region =
             unsafe { Region::register(Registration { domain, at, len, base, access, owner }) };
         region.map(Self::from_region).map_err(|(cause, _)| gone(cause))

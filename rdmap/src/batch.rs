@@ -127,6 +127,11 @@ impl TxBatch {
         self.len != 0
     }
 
+    /// Whether memory that the peer reads is still to be read, when TCP takes it.
+    pub(crate) fn reads_remote(&self) -> bool {
+        self.chunks.iter().any(|chunk| matches!(chunk, Chunk::Remote { .. }))
+    }
+
     /// Room for `octets` more, made if the batch is empty; `None` if they do not fit.
     #[inline]
     pub(crate) fn room(&mut self, octets: usize) -> Option<&mut [u8]> {

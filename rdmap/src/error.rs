@@ -3,7 +3,7 @@
 
 use iwarp_ddp::{LocalFault, Refusal, UntaggedError};
 
-use crate::memory::InvalidateRefusal;
+use crate::memory::{AtomicRefusal, InvalidateRefusal};
 use crate::terminate::TerminateCode;
 
 /// Why a stream came to an end.
@@ -54,20 +54,20 @@ impl From<iwarp_ddp::TaggedError> for Error {
 /// Remote protection errors: layer 0, type 1 (RFC 5040 §4.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ProtectionError {
-    /// The `STag` of a Read names no registered memory.
-    #[error("peer's Read names an STag that is not valid")]
+    /// The `STag` of a Read or Atomic names no registered memory.
+    #[error("peer's Read or Atomic names an STag that is not valid")]
     InvalidStag,
-    /// A Read reaches outside the memory it names.
-    #[error("peer's Read reaches outside the range of its STag")]
+    /// A Read or Atomic reaches outside the memory it names.
+    #[error("peer's Read or Atomic reaches outside the range of its STag")]
     Bounds,
-    /// A Read of memory that does not allow it.
-    #[error("peer's Read of memory without remote read access")]
+    /// A Read or Atomic of memory that does not allow it.
+    #[error("peer's Read or Atomic of memory without remote access of that kind")]
     Rights,
-    /// A Read of memory of another protection domain or stream.
-    #[error("peer's Read names an STag that is not associated with this stream")]
+    /// A Read or Atomic of memory of another protection domain or stream.
+    #[error("peer's Read or Atomic names an STag that is not associated with this stream")]
     NotAssociated,
-    /// Offset and length of a Read add up to 2^64 or more.
-    #[error("tagged offset of the peer's Read wraps")]
+    /// Offset and length of a Read or Atomic add up to 2^64 or more.
+    #[error("tagged offset of the peer's Read or Atomic wraps")]
     Wrap,
     /// Invalidation of an `STag` without remote access.
     #[error("peer asked to invalidate an STag without remote access rights")]
@@ -85,6 +85,15 @@ impl From<Refusal> for ProtectionError {
             Refusal::Rights => Self::Rights,
             Refusal::Wrap => Self::Wrap,
             Refusal::Bounds => Self::Bounds,
+        }
+    }
+}
+
+impl From<AtomicRefusal> for Error {
+    fn from(refusal: AtomicRefusal) -> Self {
+        match refusal {
+            AtomicRefusal::Access(refusal) => ProtectionError::from(refusal).into(),
+            AtomicRefusal::Misaligned => OperationError::AtomicMisaligned.into(),
         }
     }
 }
@@ -135,6 +144,26 @@ pub enum OperationError {
         /// Octets behind the DDP header.
         len: usize,
     },
+    /// An Atomic Request or Response is shorter or longer than its header.
+    #[error("Atomic Request or Response of {len} octets, not {expected}")]
+    AtomicLength {
+        /// Octets behind the DDP header.
+        len: usize,
+        /// Octets of the header.
+        expected: usize,
+    },
+    /// The operation of an Atomic Request has no name.
+    #[error("Atomic Operation {0} is not served")]
+    AtomicOpcode(u32),
+    /// An Atomic Request names memory that is not aligned.
+    #[error("peer's Atomic names memory that is not aligned to 8 octets")]
+    AtomicMisaligned,
+    /// An Atomic Response answers no Atomic of this side, or not the one whose answer is due.
+    #[error("Atomic Response with identifier {id:#010x} answers no request that is due")]
+    AtomicUnmatched {
+        /// The request identifier that it carries.
+        id: u32,
+    },
     /// The `STag` to invalidate names nothing.
     #[error("peer asked to invalidate an unknown STag")]
     InvalidateUnknown,
@@ -149,14 +178,14 @@ pub enum LocalError {
     /// What an operation should send cannot be read.
     #[error("source of a Send or Write: {0}")]
     Source(LocalFault),
-    /// The buffer of a Read cannot be written.
-    #[error("sink of a Read: {0}")]
+    /// The buffer of a Read or Atomic cannot be written.
+    #[error("sink of a Read or Atomic: {0}")]
     Sink(LocalFault),
     /// The buffer of a receive cannot be written.
     #[error("receive: {0}")]
     Receive(LocalFault),
-    /// A Read was submitted, and the stream allows none.
-    #[error("Read on a stream with ORD 0")]
+    /// A Read or Atomic was submitted, and the stream allows none.
+    #[error("Read or Atomic on a stream with ORD 0")]
     NoOrd,
     /// The owner of the memory refused local work.
     #[error("local work request refused")]

@@ -68,7 +68,11 @@
 //!   pending: Terminate 0/2/07. Octets that arrive behind the own orderly FIN make the close unclean; they
 //!   are discarded and not answered by a reset, which could destroy what the peer has not read yet.
 //!
-//! RFC 7306 messages (atomics, Immediate Data) have [names](Opcode) and are refused as unexpected opcodes.
+//! - **The extensions of RFC 7306**, unless they are [switched off](StreamConfig::extensions). A
+//!   [Write with Immediate Data](OperationKind::WriteImmediate) is one operation. Atomics share ORD, IRD and
+//!   the order of answers with Reads: one is executed when all that came before it is placed and all earlier
+//!   Reads of the peer have been read from memory, so a lock may be given up by an Atomic behind the Read that
+//!   it protects.
 //!
 //! # Example
 //!
@@ -225,6 +229,7 @@
     clippy::cast_possible_truncation
 )]
 
+mod atomic;
 mod batch;
 mod clock;
 mod config;
@@ -242,6 +247,7 @@ mod stream;
 mod terminate;
 mod wire;
 
+pub use atomic::{AtomicOperation, AtomicRequest, AtomicResponse};
 pub use batch::{Chunk, TxBatch};
 pub use clock::Clock;
 pub use config::StreamConfig;
@@ -249,7 +255,8 @@ pub use counters::{Counters, Messages};
 pub use error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};
 pub use event::{CloseCause, Event, Initiator, Input, LostCause, Need, Shutdown};
 pub use memory::{
-    InvalidateRefusal, LAST_OCTETS, Memory, Receive, Received, Sink, Straight, WorkRefused,
+    AtomicRefusal, InvalidateRefusal, LAST_OCTETS, Memory, Receive, Received, Sink, Straight,
+    WorkRefused,
 };
 pub use message::ReadRequest;
 pub use opcode::Opcode;
@@ -257,4 +264,4 @@ pub use operation::{Operation, OperationKind, Outcome, SubmitError};
 pub use state::State;
 pub use stream::Stream;
 pub use terminate::{DdpHeader, Terminate, TerminateCode};
-pub use wire::{IMMEDIATE_LEN, READ_REQUEST_LEN};
+pub use wire::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, IMMEDIATE_LEN, READ_REQUEST_LEN};

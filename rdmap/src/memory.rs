@@ -1,7 +1,8 @@
 //! What a stream asks of the owner of the memory and of the receive queue.
 
-use iwarp_ddp::{Placement, Source, Stag};
+use iwarp_ddp::{Placement, Refusal, Source, Stag};
 
+use crate::atomic::AtomicOperation;
 use crate::wire::IMMEDIATE_LEN;
 
 /// The memory and the receive queue behind a stream.
@@ -34,6 +35,28 @@ pub trait Memory<B>: Placement<Buffer = B> + Source<Buffer = B> {
     /// `STag` any more (SEC-04).
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal>;
 
+    /// Checks that the peer may run an Atomic on the eight octets it names, when its request arrives.
+    ///
+    /// Like [`atomic`](Self::atomic), refuses all unless it is overridden: an owner whose memory has no
+    /// atomics grants the right to nobody.
+    fn check_atomic(&mut self, stag: Stag, offset: u64) -> Result<(), AtomicRefusal> {
+        let _ = (stag, offset);
+        Err(Refusal::Rights.into())
+    }
+
+    /// Carries out an Atomic of the peer, and tells what the value was: atomically with respect to all
+    /// others on the same memory, whatever stream they come by (EXT-04). Checked again as in
+    /// [`check_atomic`](Self::check_atomic). On `Err` nothing has changed.
+    fn atomic(
+        &mut self,
+        stag: Stag,
+        offset: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, AtomicRefusal> {
+        let _ = (stag, offset, operation);
+        Err(Refusal::Rights.into())
+    }
+
     /// Carries out the work of an [`OperationKind::Local`](crate::OperationKind::Local), whose turn has come.
     ///
     /// When it returns `Ok`, the work is in effect. On `Err` nothing has changed, and the stream ends.
@@ -42,6 +65,17 @@ pub trait Memory<B>: Placement<Buffer = B> + Source<Buffer = B> {
         let _ = work;
         Err(WorkRefused)
     }
+}
+
+/// Why a peer may not run an Atomic on memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum AtomicRefusal {
+    /// It may not touch this memory so.
+    #[error(transparent)]
+    Access(#[from] Refusal),
+    /// The memory is not aligned to eight octets, whatever its offset is.
+    #[error("memory is not aligned to 8 octets")]
+    Misaligned,
 }
 
 /// Local work cannot be done: what it names is not there, or in the wrong state.

@@ -2,24 +2,25 @@
 
 use iwarp_ddp::Stag;
 
+use crate::atomic::AtomicOperation;
 use crate::state::State;
 use crate::wire::IMMEDIATE_LEN;
 
 /// One operation for the send queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation<B> {
     /// What to do.
     pub kind: OperationKind,
-    /// Octets of the message; of a Read, octets to read.
+    /// Octets of the message; of a Read or Atomic, those that come back.
     pub len: u32,
-    /// Wait until all earlier Reads have completed.
+    /// Wait until all earlier Reads and Atomics have completed.
     pub fence: bool,
     /// The local side: what to send, or where a Read goes. Comes back when the operation is done.
     pub buffer: B,
 }
 
 /// Kinds of operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OperationKind {
     /// Send into the next receive of the peer.
@@ -59,6 +60,16 @@ pub enum OperationKind {
         /// Where in it.
         source_offset: u64,
     },
+    /// An Atomic Operation on 64 bits of the peer's memory (RFC 7306 §5). What they were is put into the
+    /// local buffer, in the order of octets of this host; `len` is 8.
+    Atomic {
+        /// Names the peer's buffer.
+        stag: Stag,
+        /// Where in it.
+        offset: u64,
+        /// What to do.
+        operation: Box<AtomicOperation>,
+    },
     /// Work on the local memory that sends nothing, such as to bind a window: carried out by
     /// [`Memory::perform`](crate::Memory::perform) in its turn.
     ///
@@ -81,7 +92,7 @@ pub enum Outcome {
     LocalProtection,
     /// The local buffer is too short, or the message that came for it too long.
     LocalLength,
-    /// The operation cannot be carried out: a Read where none may be outstanding, local work that is refused.
+    /// The operation cannot be carried out: a Read or Atomic where none may be outstanding, local work that is refused.
     LocalOperation,
     /// The peer refused access to its memory.
     RemoteAccess,
@@ -89,14 +100,14 @@ pub enum Outcome {
     RemoteInvalidRequest,
     /// The peer could not carry out the request.
     RemoteOperation,
-    /// What came for a Read is not what was asked for.
+    /// What came for a Read or Atomic is not what was asked for.
     BadResponse,
     /// The peer asked to invalidate an `STag` that it may not.
     InvalidateRefused,
 }
 
 /// An operation that came too late, and itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the stream takes no more operations: {state}")]
 pub struct SubmitError<B> {
     /// State of the stream.

@@ -1,7 +1,7 @@
 //! The receiving half of a stream: what a ULPDU of the peer means, and whether it may.
 //!
-//! The [`Receiver`] owns the receive that is being filled, the list of own Reads whose responses are to come,
-//! and the count of the peer's Reads that are not answered. The checks of one segment are made in the order
+//! The [`Receiver`] owns the receive that is being filled, the list of own Reads and Atomics whose answers are to
+//! come, and the count of the peer's that are not answered. The checks of one segment are made in the order
 //! of conformance §11, and the first that fails counts: header, DDP version, RDMAP version, opcode, T bit; then
 //! untagged: queue, (opcode of the open message,) MSN, buffer, MO, length; tagged: `STag`, stream, rights, wrap,
 //! bounds; then what the opcode asks for. Nothing is placed by a segment that is refused.
@@ -14,13 +14,14 @@ use iwarp_ddp::{
 };
 use iwarp_mpa::{Rtr, Unfinished};
 
+use crate::atomic::{AtomicRequest, AtomicResponse};
 use crate::config::StreamConfig;
 use crate::error::{BadTerminate, Error, LocalError, OperationError, ProtectionError};
 use crate::memory::{Memory, Receive, Sink};
 use crate::message::ReadRequest;
 use crate::opcode::{Opcode, queue as qn};
 use crate::operation::Outcome;
-use crate::send::{ExpectedRead, Response, local_outcome};
+use crate::send::{Answer, Expected, ExpectedAnswer, Response, local_outcome};
 use crate::terminate::{Culprit, DdpHeader, Terminate};
 use crate::wire::{Control, IMMEDIATE_LEN};
 
@@ -29,15 +30,16 @@ pub(crate) struct Receiver<B> {
     sends: UntaggedQueue,
     requests: UntaggedQueue,
     terminates: UntaggedQueue,
+    atomics: UntaggedQueue,
     /// The message on queue 0 that is not complete.
     message: Option<Message<B>>,
     write: PeerWrite,
-    /// Own Reads in the order of their requests.
-    reads: VecDeque<ExpectedRead<B>>,
+    /// Own Reads and Atomics in the order of their requests: so they are answered.
+    expected: VecDeque<Expected<B>>,
     /// Octets of the front Read's response that were placed.
     read_placed: u32,
     ird: usize,
-    /// Read Requests of the peer that are not answered.
+    /// Read Requests and Atomic Requests of the peer that are not answered.
     unanswered: usize,
     /// One of them is the RTR, which takes no place of the others.
     rtr_unanswered: bool,
@@ -77,10 +79,10 @@ pub(crate) enum Accepted<B> {
         invalidated: Option<Stag>,
         immediate: Option<[u8; IMMEDIATE_LEN]>,
     },
-    /// The response to the oldest own Read is complete.
-    ReadDone(Option<(u64, B)>),
-    /// A Read Request of the peer.
-    ReadRequest(Response),
+    /// The answer to the oldest own Read or Atomic is complete.
+    Answered { opcode: Opcode, operation: Option<(u64, B)> },
+    /// A Read Request or Atomic Request of the peer.
+    Request { opcode: Opcode, response: Response },
     /// A Terminate of the peer.
     Terminate(Terminate),
     /// A message that finds no receive. Nothing has happened; the ULPDU is to be shown again.
@@ -101,8 +103,8 @@ pub(crate) enum Blame {
     Nobody,
     /// The receive that is being filled.
     Receive(Outcome),
-    /// The oldest own Read.
-    Read(Outcome),
+    /// The oldest own Read or Atomic.
+    Request(Outcome),
 }
 
 /// An error and its blame, before it is known what of the segment to show.
@@ -137,9 +139,10 @@ impl<B> Receiver<B> {
             sends: UntaggedQueue::with_next_msn(config.first_msn),
             requests: UntaggedQueue::with_next_msn(config.first_msn),
             terminates: UntaggedQueue::new(),
+            atomics: UntaggedQueue::with_next_msn(config.first_msn),
             message: None,
             write: PeerWrite::Ended(0),
-            reads: VecDeque::new(),
+            expected: VecDeque::new(),
             read_placed: 0,
             ird: usize::try_from(config.ird).unwrap_or(usize::MAX),
             unanswered: 0,
@@ -150,12 +153,12 @@ impl<B> Receiver<B> {
         }
     }
 
-    /// A response to this Read is to be expected, behind those of all before it.
-    pub(crate) fn expect_read(&mut self, read: ExpectedRead<B>) {
-        self.reads.push_back(read);
+    /// An answer to this is to be expected, behind those of all before it.
+    pub(crate) fn expect(&mut self, expected: Expected<B>) {
+        self.expected.push_back(expected);
     }
 
-    /// A Read Request of the peer was answered, up to its last octet.
+    /// A request of the peer was answered, up to its last octet.
     pub(crate) fn answered(&mut self) {
         self.unanswered = self.unanswered.saturating_sub(1);
         self.rtr_unanswered = false; // It was the first of all.
@@ -171,9 +174,9 @@ impl<B> Receiver<B> {
         self.message.take().map(|message| message.receive.buffer)
     }
 
-    /// The next own Read: its response will not come any more.
-    pub(crate) fn take_read(&mut self) -> Option<ExpectedRead<B>> {
-        self.reads.pop_front()
+    /// The next own Read or Atomic: its answer will not come any more.
+    pub(crate) fn take_expected(&mut self) -> Option<Expected<B>> {
+        self.expected.pop_front()
     }
 
     /// Checks one ULPDU and carries out what it says. Of its payload, `placed` octets are in memory already
@@ -217,8 +220,8 @@ impl<B> Receiver<B> {
                 Some((Sink::Tagged { stag: segment.stag, offset }, len.checked_sub(placed)?))
             }
             Opcode::ReadResponse => {
-                let (read, _) = self.due_response(&segment, len, transmitted).ok()?;
-                let (_, buffer) = read.operation.as_ref()?;
+                let (operation, _) = self.due_response(&segment, len, transmitted).ok()?;
+                let (_, buffer) = operation?;
                 let offset = u64::from(self.read_placed).saturating_add(placed as u64);
                 Some((Sink::Local { buffer, offset }, len.checked_sub(placed)?))
             }
@@ -262,6 +265,12 @@ impl<B> Receiver<B> {
             }
             (Segment::Untagged(segment), Opcode::ReadRequest) => {
                 self.read_request(&segment, first, memory)
+            }
+            (Segment::Untagged(segment), Opcode::AtomicRequest) => {
+                self.atomic_request(&segment, memory)
+            }
+            (Segment::Untagged(segment), Opcode::AtomicResponse) => {
+                self.atomic_response(&segment, memory, transmitted)
             }
             (Segment::Untagged(segment), Opcode::Terminate) => self.terminate(&segment),
             (Segment::Tagged(_), Opcode::Terminate) => Err(BadTerminate::Tagged.into()),
@@ -423,11 +432,11 @@ impl<B> Receiver<B> {
         })
     }
 
-    /// Own Reads are under way whose responses would sit behind a Send that is held back. An RTR by Read
+    /// Own Reads or Atomics are under way whose answers would sit behind a Send that is held back. An RTR by Read
     /// is none of them: nobody waits for its response.
     fn waits_for_response(&self) -> bool {
-        let is_rtr = |read: &ExpectedRead<B>| read.operation.is_none();
-        self.reads.len() > usize::from(self.reads.front().is_some_and(is_rtr))
+        let is_rtr = |expected: &Expected<B>| expected.operation.is_none();
+        self.expected.len() > usize::from(self.expected.front().is_some_and(is_rtr))
     }
 
     fn read_request<M: Memory<B>>(
@@ -436,20 +445,7 @@ impl<B> Receiver<B> {
         rtr: Option<Rtr>,
         memory: &mut M,
     ) -> Result<Accepted<B>, Fault> {
-        // RDMAP-021
-        segment.check_queue(qn::READ_REQUEST)?;
-        self.requests.check_msn(segment)?;
-        // RDMAP-031, RDMAP-061, SEC-10, SEC-11. CONN-14: a Read that is the RTR has a place of its own.
-        self.rtr_unanswered |= rtr == Some(Rtr::Read);
-        let places = self.ird.saturating_add(usize::from(self.rtr_unanswered));
-        if self.unanswered >= places {
-            return Err(UntaggedError::NoBuffer.into());
-        }
-        // RDMAP-081
-        self.requests.check_placement(segment, u64::MAX)?;
-        if !segment.last {
-            return Err(OperationError::NotLast.into());
-        }
+        self.check_request(segment, rtr)?;
         let len = segment.payload.len();
         let request =
             ReadRequest::parse(segment.payload).ok_or(OperationError::RequestLength { len })?;
@@ -464,17 +460,94 @@ impl<B> Receiver<B> {
                 },
             )?;
         }
+        // RDMAP-020, RDMAP-022, RDMAP-023, RDMAP-024. ORD-09: all that came before is placed by now. ORD-10:
+        // the memory is read when the response goes out.
+        let response = self.request_taken(segment, Answer::Read { request, sent: 0 });
+        Ok(Accepted::Request { opcode: Opcode::ReadRequest, response })
+    }
+
+    /// The checks that Read Requests and Atomic Requests have in common.
+    fn check_request(
+        &mut self,
+        segment: &UntaggedSegment<'_>,
+        rtr: Option<Rtr>,
+    ) -> Result<(), Fault> {
+        // RDMAP-021, EXT-10
+        segment.check_queue(qn::READ_REQUEST)?;
+        self.requests.check_msn(segment)?;
+        // RDMAP-031, RDMAP-061, EXT-16, SEC-10, SEC-11. CONN-14: a Read that is the RTR has a place of its
+        // own.
+        self.rtr_unanswered |= rtr == Some(Rtr::Read);
+        let places = self.ird.saturating_add(usize::from(self.rtr_unanswered));
+        if self.unanswered >= places {
+            return Err(UntaggedError::NoBuffer.into());
+        }
+        // RDMAP-081
+        self.requests.check_placement(segment, u64::MAX)?;
+        if segment.last { Ok(()) } else { Err(OperationError::NotLast.into()) }
+    }
+
+    /// A request passed all checks, and is to be answered.
+    fn request_taken(&mut self, segment: &UntaggedSegment<'_>, answer: Answer) -> Response {
         self.requests.placed(segment);
         self.forget_write();
         self.unanswered = self.unanswered.saturating_add(1);
-        // RDMAP-020, RDMAP-022, RDMAP-023, RDMAP-024. ORD-09: all that came before is placed by now. ORD-10:
-        // the memory is read when the response goes out.
-        Ok(Accepted::ReadRequest(Response {
-            request,
-            header: DdpHeader::from_front(segment.header),
-            ulpdu_len: segment.ulpdu_len,
-            answered: 0,
-        }))
+        let header = DdpHeader::from_front(segment.header);
+        Response { answer, header, ulpdu_len: segment.ulpdu_len }
+    }
+
+    fn atomic_request<M: Memory<B>>(
+        &mut self,
+        segment: &UntaggedSegment<'_>,
+        memory: &mut M,
+    ) -> Result<Accepted<B>, Fault> {
+        self.check_request(segment, None)?;
+        let request = AtomicRequest::parse(segment.payload)?;
+        // EXT-08, EXT-20. EXT-21: no header of the request is shown.
+        memory.check_atomic(request.stag, request.offset)?;
+        // EXT-12. ORD-18: all that came before is placed by now, and Reads that are not answered yet are
+        // answered before this is carried out.
+        let response = self.request_taken(segment, Answer::Atomic(request));
+        Ok(Accepted::Request { opcode: Opcode::AtomicRequest, response })
+    }
+
+    fn atomic_response<M: Memory<B>>(
+        &mut self,
+        segment: &UntaggedSegment<'_>,
+        memory: &mut M,
+        transmitted: u64,
+    ) -> Result<Accepted<B>, Fault> {
+        // EXT-11, EXT-17
+        segment.check_queue(qn::ATOMIC_RESPONSE)?;
+        self.atomics.check_msn(segment)?;
+        self.atomics.check_placement(segment, u64::MAX)?;
+        if !segment.last {
+            return Err(OperationError::NotLast.into());
+        }
+        let response = AtomicResponse::parse(segment.payload)?;
+        let unmatched = OperationError::AtomicUnmatched { id: response.id };
+        // EXT-18: the oldest request of all is the one that is answered.
+        let expected = match self.expected.front() {
+            Some(expected) if expected.requested <= transmitted => expected,
+            _ => return Err(unmatched.into()),
+        };
+        match expected.what {
+            ExpectedAnswer::Atomic { id } if id == response.id => {}
+            ExpectedAnswer::Atomic { .. } => {
+                return Err(Fault::blaming(unmatched, Blame::Request(Outcome::BadResponse)));
+            }
+            ExpectedAnswer::Read { .. } => return Err(unmatched.into()),
+        }
+        if let Some((_, buffer)) = &expected.operation {
+            // EXT-09: a number of this host.
+            memory.place_local(buffer, 0, &response.original.to_ne_bytes()).map_err(|fault| {
+                Fault::blaming(LocalError::Sink(fault), Blame::Request(local_outcome(fault)))
+            })?;
+        }
+        self.atomics.placed(segment);
+        // ORD-17
+        let operation = self.expected.pop_front().and_then(|expected| expected.operation);
+        Ok(Accepted::Answered { opcode: Opcode::AtomicResponse, operation })
     }
 
     #[inline]
@@ -486,13 +559,13 @@ impl<B> Receiver<B> {
         transmitted: u64,
     ) -> Result<Accepted<B>, Fault> {
         let len = segment.payload.len().saturating_add(placed);
-        let (read, end) = self.due_response(segment, len, transmitted)?;
-        if let Some((_, buffer)) = &read.operation
+        let (operation, end) = self.due_response(segment, len, transmitted)?;
+        if let Some((_, buffer)) = operation
             && !segment.payload.is_empty()
         {
             let offset = u64::from(self.read_placed).saturating_add(placed as u64);
             memory.place_local(buffer, offset, segment.payload).map_err(|fault| {
-                Fault::blaming(LocalError::Sink(fault), Blame::Read(local_outcome(fault)))
+                Fault::blaming(LocalError::Sink(fault), Blame::Request(local_outcome(fault)))
             })?;
         }
         if !segment.last {
@@ -501,8 +574,8 @@ impl<B> Receiver<B> {
         }
         self.read_placed = 0;
         // RDMAP-033, ORD-08, ORD-16
-        let operation = self.reads.pop_front().and_then(|read| read.operation);
-        Ok(Accepted::ReadDone(operation))
+        let operation = self.expected.pop_front().and_then(|expected| expected.operation);
+        Ok(Accepted::Answered { opcode: Opcode::ReadResponse, operation })
     }
 
     /// The Read that a segment of a response with `len` octets of payload belongs to, and how many of its
@@ -513,21 +586,25 @@ impl<B> Receiver<B> {
         segment: &TaggedSegment<'_>,
         len: usize,
         transmitted: u64,
-    ) -> Result<(&ExpectedRead<B>, u32), Fault> {
+    ) -> Result<(Option<&(u64, B)>, u32), Fault> {
         // RDMAP-035. A peer that answers what was not sent yet answers something else.
-        let read = match self.reads.front() {
-            Some(read) if read.requested <= transmitted => read,
+        let (operation, sink_stag, sink_offset, owed) = match self.expected.front() {
+            Some(&Expected {
+                ref operation,
+                what: ExpectedAnswer::Read { sink_stag, sink_offset, len },
+                requested,
+            }) if requested <= transmitted => (operation, sink_stag, sink_offset, len),
             _ => return Err(TaggedError::InvalidStag.into()),
         };
-        let bad = |error: TaggedError| Fault::blaming(error, Blame::Read(Outcome::BadResponse));
+        let bad = |error: TaggedError| Fault::blaming(error, Blame::Request(Outcome::BadResponse));
         let placed = self.read_placed;
         // RDMAP-034, decision D8: exactly what was asked for. DDP-030: what an empty segment names is not
         // looked at.
         if len > 0 {
-            if segment.stag != read.sink_stag {
+            if segment.stag != sink_stag {
                 return Err(bad(TaggedError::InvalidStag));
             }
-            if segment.offset != read.sink_offset.wrapping_add(u64::from(placed)) {
+            if segment.offset != sink_offset.wrapping_add(u64::from(placed)) {
                 return Err(bad(TaggedError::Bounds));
             }
         }
@@ -535,9 +612,9 @@ impl<B> Receiver<B> {
         let end = u32::try_from(len)
             .ok()
             .and_then(|len| placed.checked_add(len))
-            .filter(|&end| end <= read.len && (end == read.len || !segment.last))
+            .filter(|&end| end <= owed && (end == owed || !segment.last))
             .ok_or_else(|| bad(TaggedError::Bounds))?;
-        Ok((read, end))
+        Ok((operation.as_ref(), end))
     }
 
     fn terminate(&mut self, segment: &UntaggedSegment<'_>) -> Result<Accepted<B>, Fault> {

@@ -1,12 +1,13 @@
 //! The sending half of a stream: which segment goes out next, and what is in it.
 //!
-//! The [`Sender`] owns the send queue and the queue of Read Responses. It deals in segments, not in octets:
+//! The [`Sender`] owns the send queue and the queue of answers. It deals in segments, not in octets:
 //! the stream asks for the next [`Draft`], decides how much of it fits, has the segment built and framed, and
 //! tells the sender that it went out. What the receiving half has to know comes back as a [`Sent`].
 
 mod arbiter;
 mod blame;
 mod queue;
+mod response;
 
 use std::collections::VecDeque;
 
@@ -18,13 +19,15 @@ use iwarp_mpa::Rtr;
 use self::arbiter::{Arbiter, OwnReady, ResponseReady, Turn};
 pub(crate) use self::queue::Done;
 use self::queue::{Entry, SendQueue};
+pub(crate) use self::response::{Answer, Response};
+use crate::atomic::{AtomicRequest, AtomicResponse};
 use crate::config::StreamConfig;
 use crate::error::LocalError;
 use crate::message::ReadRequest;
 use crate::opcode::{Opcode, queue as qn};
 use crate::operation::{Operation, OperationKind, Outcome};
-use crate::terminate::{Culprit, DdpHeader, TERMINATE_MAX, Terminate};
-use crate::wire::{Control, IMMEDIATE_LEN, READ_REQUEST_LEN};
+use crate::terminate::{Culprit, TERMINATE_MAX, Terminate};
+use crate::wire::{ATOMIC_REQUEST_LEN, Control, IMMEDIATE_LEN, READ_REQUEST_LEN};
 
 /// `STag` of the RTR messages: one adapter family refuses 0 even where nobody may look at it.
 const RTR_STAG: Stag = Stag::from_raw(1);
@@ -46,9 +49,10 @@ pub(crate) struct Sender<B> {
     part: Part,
     responses: VecDeque<Response>,
     arbiter: Arbiter,
-    /// Numbers of the next messages on queue 0 and queue 1.
+    /// Numbers of the next messages on queues 0, 1 and 3.
     send_msn: u32,
     request_msn: u32,
+    atomic_msn: u32,
 }
 
 /// Which message of the present operation is due.
@@ -58,17 +62,6 @@ enum Part {
     Message,
     /// The Immediate Data behind a Write that went out.
     Immediate,
-}
-
-/// A Read Request of the peer that is to be answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Response {
-    pub(crate) request: ReadRequest,
-    /// The request's DDP header, for a Terminate.
-    pub(crate) header: Option<DdpHeader>,
-    pub(crate) ulpdu_len: usize,
-    /// Octets that went out.
-    pub(crate) answered: u32,
 }
 
 /// The segment that can go out next: some part of this message, from `offset` on.
@@ -88,6 +81,8 @@ pub(crate) enum Step {
     Segment(Draft),
     /// Carry out the present operation, which sends nothing.
     Perform,
+    /// Carry out the peer's Atomic whose turn to be answered has come.
+    Execute,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,22 +130,29 @@ pub(crate) enum Body<'a, B> {
 #[derive(Debug)]
 pub(crate) enum Sent<B> {
     Nothing,
-    /// A response to this is to be expected.
-    Requested(ExpectedRead<B>),
-    /// A Read Request of the peer is answered.
+    /// An answer to this is to be expected.
+    Requested(Expected<B>),
+    /// A request of the peer is answered.
     Answered,
 }
 
-/// A Read whose response is to come.
+/// An own request whose answer is to come.
 #[derive(Debug)]
-pub(crate) struct ExpectedRead<B> {
+pub(crate) struct Expected<B> {
     /// Number and buffer of the operation; `None` for an RTR.
     pub(crate) operation: Option<(u64, B)>,
-    pub(crate) sink_stag: Stag,
-    pub(crate) sink_offset: u64,
-    pub(crate) len: u32,
+    pub(crate) what: ExpectedAnswer,
     /// Stream position behind the request.
     pub(crate) requested: u64,
+}
+
+/// What is in the answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ExpectedAnswer {
+    /// So many octets for this place.
+    Read { sink_stag: Stag, sink_offset: u64, len: u32 },
+    /// The original value, under this identifier.
+    Atomic { id: u32 },
 }
 
 impl<B> Sender<B> {
@@ -169,6 +171,7 @@ impl<B> Sender<B> {
             arbiter: Arbiter::new(config.response_burst),
             send_msn: config.first_msn,
             request_msn: config.first_msn,
+            atomic_msn: config.first_msn,
         }
     }
 
@@ -218,7 +221,7 @@ impl<B> Sender<B> {
             || self.rtr.is_some()
     }
 
-    /// Operations that are not complete, or Read Requests of the peer that are not answered.
+    /// Operations that are not complete, or requests of the peer that are not answered.
     pub(crate) fn has_work(&self) -> bool {
         !self.queue.is_empty() || self.has_responses()
     }
@@ -236,17 +239,17 @@ impl<B> Sender<B> {
         self.queue.len()
     }
 
-    /// Changes how many Reads may be outstanding; those that are, stay so.
+    /// Changes how many Reads and Atomics may be outstanding; those that are, stay so.
     pub(crate) fn set_ord(&mut self, ord: u32) {
         self.ord = usize::try_from(ord).unwrap_or(usize::MAX);
     }
 
-    /// Own Reads that wait for a response, without the RTR.
+    /// Own Reads and Atomics that wait for a response, without the RTR.
     pub(crate) const fn outstanding_reads(&self) -> usize {
         self.queue.outstanding()
     }
 
-    /// Own Reads without a response, sent or not.
+    /// Own Reads and Atomics without a response, sent or not.
     pub(crate) const fn unanswered_reads(&self) -> usize {
         self.queue.unanswered()
     }
@@ -256,7 +259,7 @@ impl<B> Sender<B> {
     }
 
     /// What goes out next, if anything may: RDMA messages and nothing else (RDMAP-060). With `reads_wait` no
-    /// Read is begun.
+    /// Read or Atomic is begun.
     #[inline]
     pub(crate) fn next(&self, reads_wait: bool) -> Result<Option<Step>, LocalError> {
         if self.held {
@@ -286,6 +289,9 @@ impl<B> Sender<B> {
         if self.work_is_due() {
             return Ok(Some(Step::Perform));
         }
+        if self.due_atomic().is_some() {
+            return Ok(Some(Step::Execute));
+        }
         let own = self.own(reads_wait)?;
         if self.part == Part::Immediate {
             // EXT-31. Nothing comes between the two: a receiver can tell the length of the Write.
@@ -296,16 +302,18 @@ impl<B> Sender<B> {
             begun: draft.offset > 0,
         });
         let response = self.responses.front();
-        let response_ready =
-            response.map(|response| ResponseReady { begun: response.answered > 0 });
+        let response_ready = response.map(|response| ResponseReady {
+            tagged: response.opcode().queue().is_none(),
+            begun: response.sent() > 0,
+        });
         let draft = match self.arbiter.choose(ready, response_ready) {
             None => None,
             Some(Turn::Own) => own,
             Some(Turn::Response) => response.map(|response| Draft {
                 from: Origin::Response,
-                opcode: Opcode::ReadResponse,
-                len: response.request.len,
-                offset: response.answered,
+                opcode: response.opcode(),
+                len: response.len(),
+                offset: response.sent(),
             }),
         };
         Ok(draft.map(Step::Segment))
@@ -318,6 +326,26 @@ impl<B> Sender<B> {
             matches!(entry.kind, OperationKind::Local)
                 && !(entry.fence && self.queue.outstanding() > 0)
         })
+    }
+
+    /// The peer's Atomic that is the next to be answered, and was not carried out: what is in front of it has
+    /// gone out (ORD-20, EXT-14).
+    #[inline]
+    pub(crate) fn due_atomic(&self) -> Option<AtomicRequest> {
+        match self.responses.front()?.answer {
+            Answer::Atomic(request) => Some(request),
+            Answer::Read { .. } | Answer::Original(_) => None,
+        }
+    }
+
+    /// That Atomic was carried out, and this is what it found.
+    pub(crate) fn executed(&mut self, original: u64) {
+        if let Some(response) = self.responses.front_mut()
+            && let Answer::Atomic(request) = response.answer
+        {
+            // EXT-15
+            response.answer = Answer::Original(AtomicResponse { id: request.id, original });
+        }
     }
 
     /// The present local work is in effect.
@@ -336,7 +364,7 @@ impl<B> Sender<B> {
         let Some(entry) = self.queue.current() else { return Ok(None) };
         let draft =
             |opcode, len| Some(Draft { from: Origin::Own, opcode, len, offset: self.offset });
-        // FC-025: the fence waits for all earlier Reads, not for one.
+        // FC-025: the fence waits for all earlier Reads and Atomics, not for one.
         if entry.fence && self.queue.outstanding() > 0 && self.offset == 0 {
             return Ok(None);
         }
@@ -352,19 +380,21 @@ impl<B> Sender<B> {
             OperationKind::Write { .. } | OperationKind::WriteImmediate { .. } => {
                 draft(Opcode::Write, entry.len)
             }
-            OperationKind::Read { .. } => {
+            OperationKind::Read { .. } | OperationKind::Atomic { .. } => {
                 // RDMAP-063
                 if self.ord == 0 {
                     return Err(LocalError::NoOrd);
                 }
-                // RDMAP-062: the queue stops here, with all that is behind. An RTR by Read takes one of
+                // RDMAP-062, EXT-16: the queue stops here, with all that is behind. An RTR by Read takes one of
                 // the peer's places like any other.
                 let outstanding =
                     self.queue.outstanding().saturating_add(usize::from(self.rtr_outstanding));
                 if reads_wait || outstanding >= self.ord {
                     None
-                } else {
+                } else if matches!(entry.kind, OperationKind::Read { .. }) {
                     draft(Opcode::ReadRequest, READ_REQUEST_LEN_U32)
+                } else {
+                    draft(Opcode::AtomicRequest, ATOMIC_REQUEST_LEN_U32)
                 }
             }
         })
@@ -407,11 +437,13 @@ impl<B> Sender<B> {
                 }
             },
             Origin::Response => {
-                let request = self.responses.front()?.request;
-                let stag = request.source_stag;
-                let offset = request.source_offset.wrapping_add(u64::from(cut.offset));
-                // RDMAP-030, RDMAP-006: the requester's STag and offset go back unexamined.
-                (tagged(request.sink_stag, request.sink_offset), Body::Remote { stag, offset })
+                let (sink, body) = self.responses.front()?.body(cut.offset)?;
+                let header = match sink {
+                    Some((stag, offset)) => tagged(stag, offset),
+                    // EXT-11
+                    None => untagged(qn::ATOMIC_RESPONSE, self.atomic_msn, None),
+                };
+                (header, body)
             }
             Origin::Own => {
                 let entry = self.queue.current()?;
@@ -433,6 +465,13 @@ impl<B> Sender<B> {
                     OperationKind::Read { .. } => {
                         let header = untagged(qn::READ_REQUEST, self.request_msn, None);
                         (header, octets_body(&read_request(entry)?.to_bytes()))
+                    }
+                    // EXT-10: numbered among the Reads. The number will do as an identifier, too.
+                    OperationKind::Atomic { stag, offset, ref operation } => {
+                        let id = self.request_msn;
+                        let request = AtomicRequest { id, stag, offset, operation: **operation };
+                        let header = untagged(qn::READ_REQUEST, self.request_msn, None);
+                        (header, octets_body(&request.to_bytes()))
                     }
                     OperationKind::Local => return None,
                 }
@@ -458,11 +497,14 @@ impl<B> Sender<B> {
             Origin::Response => {
                 self.arbiter.sent(Turn::Response);
                 if cut.last {
+                    if draft.opcode == Opcode::AtomicResponse {
+                        take_msn(&mut self.atomic_msn);
+                    }
                     self.responses.pop_front();
                     return Sent::Answered;
                 }
                 if let Some(response) = self.responses.front_mut() {
-                    response.answered = cut.offset.saturating_add(cut.len);
+                    response.advance(cut.offset.saturating_add(cut.len));
                 }
                 Sent::Nothing
             }
@@ -484,11 +526,13 @@ impl<B> Sender<B> {
             Some(Rtr::Read) => {
                 take_msn(&mut self.request_msn);
                 self.rtr_outstanding = true;
-                return Sent::Requested(ExpectedRead {
+                return Sent::Requested(Expected {
                     operation: None,
-                    sink_stag: RTR_READ.sink_stag,
-                    sink_offset: RTR_READ.sink_offset,
-                    len: RTR_READ.len,
+                    what: ExpectedAnswer::Read {
+                        sink_stag: RTR_READ.sink_stag,
+                        sink_offset: RTR_READ.sink_offset,
+                        len: RTR_READ.len,
+                    },
                     requested: end,
                 });
             }
@@ -522,15 +566,16 @@ impl<B> Sender<B> {
                 Sent::Nothing
             }
             OperationKind::Read { sink_stag, sink_offset, .. } => {
-                let len = entry.len;
+                let what = ExpectedAnswer::Read { sink_stag, sink_offset, len: entry.len };
                 let msn = take_msn(&mut self.request_msn);
-                Sent::Requested(ExpectedRead {
-                    operation: self.queue.requested(msn),
-                    sink_stag,
-                    sink_offset,
-                    len,
-                    requested: end,
-                })
+                let operation = self.queue.requested(msn);
+                Sent::Requested(Expected { operation, what, requested: end })
+            }
+            OperationKind::Atomic { .. } => {
+                let msn = take_msn(&mut self.request_msn);
+                let what = ExpectedAnswer::Atomic { id: msn };
+                let operation = self.queue.requested(msn);
+                Sent::Requested(Expected { operation, what, requested: end })
             }
         }
     }
@@ -546,14 +591,9 @@ impl<B> Sender<B> {
         self.queue.condemn_current(verdict);
     }
 
-    /// The present response cannot be read from memory any more: what a Terminate tells of it.
+    /// The present response cannot be made any more: what a Terminate tells of it.
     pub(crate) fn response_failed(&self) -> Option<Culprit> {
-        let response = self.responses.front()?;
-        Some(Culprit {
-            ulpdu_len: response.ulpdu_len,
-            header: response.header,
-            read_request: Some(response.request.advanced(response.answered)), // RDMAP-072
-        })
+        self.responses.front().map(Response::culprit)
     }
 
     /// The memory of an operation that is on its way is gone.
@@ -561,16 +601,16 @@ impl<B> Sender<B> {
         self.queue.condemn(op, Outcome::LocalProtection);
     }
 
-    /// The response to a Read is complete.
-    pub(crate) fn read_done(&mut self, operation: Option<(u64, B)>) {
+    /// The answer to a Read or Atomic is complete.
+    pub(crate) fn answered(&mut self, operation: Option<(u64, B)>) {
         match operation {
             Some((id, buffer)) => self.queue.answered(id, buffer),
             None => self.rtr_outstanding = false,
         }
     }
 
-    /// A Read whose response will not come, with its own outcome if it is the culprit.
-    pub(crate) fn read_failed(&mut self, operation: Option<(u64, B)>, verdict: Option<Outcome>) {
+    /// A Read or Atomic whose answer will not come, with its own outcome if it is the culprit.
+    pub(crate) fn unanswered(&mut self, operation: Option<(u64, B)>, verdict: Option<Outcome>) {
         if let Some((id, buffer)) = operation {
             self.queue.give_back(id, buffer, verdict);
         }
@@ -604,6 +644,8 @@ pub(crate) const fn local_outcome(fault: LocalFault) -> Outcome {
 
 #[allow(clippy::cast_possible_truncation, reason = "28")]
 const READ_REQUEST_LEN_U32: u32 = READ_REQUEST_LEN as u32;
+#[allow(clippy::cast_possible_truncation, reason = "52")]
+const ATOMIC_REQUEST_LEN_U32: u32 = ATOMIC_REQUEST_LEN as u32;
 #[allow(clippy::cast_possible_truncation, reason = "8")]
 const IMMEDIATE_LEN_U32: u32 = IMMEDIATE_LEN as u32;
 

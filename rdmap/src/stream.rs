@@ -319,7 +319,7 @@ impl<B> Stream<B> {
         self.blocked.is_some()
     }
 
-    /// Own Reads that wait for their response.
+    /// Own Reads and Atomics that wait for their response.
     #[must_use]
     pub const fn outstanding_reads(&self) -> usize {
         self.sender.outstanding_reads()
@@ -429,7 +429,7 @@ impl<B> Stream<B> {
         if let Some(buffer) = self.receiver.take_message() {
             let outcome = match blame {
                 Blame::Receive(outcome) => outcome,
-                Blame::Nobody | Blame::Read(_) => Outcome::Flushed,
+                Blame::Nobody | Blame::Request(_) => Outcome::Flushed,
             };
             self.events.push_back(Event::ReceiveDone {
                 buffer,
@@ -441,11 +441,11 @@ impl<B> Stream<B> {
             });
         }
         let mut verdict = match blame {
-            Blame::Read(outcome) => Some(outcome),
+            Blame::Request(outcome) => Some(outcome),
             Blame::Nobody | Blame::Receive(_) => None,
         };
-        while let Some(read) = self.receiver.take_read() {
-            self.sender.read_failed(read.operation, verdict.take());
+        while let Some(expected) = self.receiver.take_expected() {
+            self.sender.unanswered(expected.operation, verdict.take());
         }
         self.blocked = None;
         self.partial = None;

@@ -236,7 +236,7 @@ enum Show {
     Nothing,
     /// M and D.
     Segment,
-    /// M and D, and R where the culprit is a Read Request.
+    /// M and D, and R where the culprit is a Read Request. (EXT-21: of an Atomic Request there is no R.)
     Request,
 }
 
@@ -296,17 +296,27 @@ impl Error {
                 // RDMAP-075
                 OperationError::Version(_) => (TerminateCode::INVALID_VERSION, Show::Segment),
                 // RDMAP-074
+                // EXT-13
                 OperationError::Opcode(_)
+                | OperationError::AtomicOpcode(_)
                 | OperationError::TagMismatch(_)
                 | OperationError::OpcodeChanged { .. } => {
                     (TerminateCode::UNEXPECTED_OPCODE, Show::Segment)
                 }
                 // RDMAP-081
                 // EXT-30
-                OperationError::NotLast | OperationError::ImmediateLength { .. } => {
+                // EXT-08
+                OperationError::NotLast
+                | OperationError::ImmediateLength { .. }
+                | OperationError::AtomicMisaligned => {
                     (TerminateCode::STREAM_CATASTROPHIC, Show::Segment)
                 }
-                OperationError::RequestLength { .. } => (TerminateCode::OPERATION, Show::Segment),
+                // EXT-17
+                OperationError::RequestLength { .. }
+                | OperationError::AtomicLength { .. }
+                | OperationError::AtomicUnmatched { .. } => {
+                    (TerminateCode::OPERATION, Show::Segment)
+                }
                 // RDMAP-045
                 OperationError::InvalidateUnknown => {
                     (TerminateCode::INVALIDATE_UNKNOWN, Show::Segment)
@@ -382,6 +392,10 @@ mod tests {
             (OperationError::OpcodeChanged { open: 3, found: 5 }.into(), Some((0x0206, "MD"))),
             (OperationError::NotLast.into(), Some((0x0207, "MD"))),
             (OperationError::ImmediateLength { len: 7 }.into(), Some((0x0207, "MD"))),
+            (OperationError::AtomicMisaligned.into(), Some((0x0207, "MD"))),
+            (OperationError::AtomicOpcode(1).into(), Some((0x0206, "MD"))),
+            (OperationError::AtomicUnmatched { id: 1 }.into(), Some((0x02ff, "MD"))),
+            (OperationError::AtomicLength { len: 48, expected: 52 }.into(), Some((0x02ff, "MD"))),
             (OperationError::FinWithWork.into(), Some((0x0207, ""))),
             (OperationError::InvalidateUnknown.into(), Some((0x0209, "MD"))),
             (OperationError::RequestLength { len: 27 }.into(), Some((0x02ff, "MD"))),

@@ -13,6 +13,11 @@ pub(crate) const TERMINATE_CONTROL_LEN: usize = size_of::<TerminateControl>();
 /// Octets of Immediate Data (RFC 7306 §6.3).
 pub const IMMEDIATE_LEN: usize = 8;
 
+/// Octets of the Atomic Request header (RFC 7306 §5.2.1).
+pub const ATOMIC_REQUEST_LEN: usize = size_of::<AtomicRequestLayout>();
+/// Octets of the Atomic Response header (RFC 7306 §5.2.2).
+pub const ATOMIC_RESPONSE_LEN: usize = size_of::<AtomicResponseLayout>();
+
 /// Of RDMAP, whichever revision of MPA is in use (MPA-035).
 const VERSION: u8 = 1;
 
@@ -63,6 +68,29 @@ pub(crate) struct ReadRequestLayout {
     pub(crate) source_offset: U64,
 }
 
+/// Atomic Request header (RFC 7306 §5.2.1).
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct AtomicRequestLayout {
+    pub(crate) operation: U32,
+    pub(crate) id: U32,
+    pub(crate) stag: U32,
+    pub(crate) offset: U64,
+    /// To add, or to swap in.
+    pub(crate) data: U64,
+    pub(crate) mask: U64,
+    pub(crate) compare: U64,
+    pub(crate) compare_mask: U64,
+}
+
+/// Atomic Response header (RFC 7306 §5.2.2).
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct AtomicResponseLayout {
+    pub(crate) id: U32,
+    pub(crate) original: U64,
+}
+
 /// First four octets of a Terminate: what went wrong, and which headers follow (RFC 5040 §4.8).
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -94,6 +122,8 @@ pub(crate) mod headers {
 }
 
 const _: () = assert!(READ_REQUEST_LEN == 28);
+const _: () = assert!(ATOMIC_REQUEST_LEN == 52);
+const _: () = assert!(ATOMIC_RESPONSE_LEN == 12);
 const _: () = assert!(TERMINATE_CONTROL_LEN == 4);
 
 #[cfg(test)]

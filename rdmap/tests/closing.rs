@@ -355,7 +355,7 @@ fn a_stream_that_ended_takes_no_operation_and_gives_it_back() {
     let kind = OperationKind::Write { stag: Stag::from_raw(9), offset: 3 };
     let mut endpoint = target(config(Role::Initiator), 1);
     endpoint.stream.handle_lost(LostCause::Io(std::io::ErrorKind::BrokenPipe));
-    let refused = endpoint.try_submit(7, kind, 1, 2).expect_err("refused");
+    let refused = endpoint.try_submit(7, kind.clone(), 1, 2).expect_err("refused");
     assert_eq!(refused.state, State::Closed);
     assert_eq!((refused.operation.buffer.id, refused.operation.kind), (7, kind));
 }

@@ -15,8 +15,8 @@ use common::pair::{Pair, Script, Tcp};
 use iwarp_ddp::Stag;
 use iwarp_mpa::{FpduLimit, Framing, Role, Rtr, SizePlan};
 use iwarp_rdmap::{
-    CloseCause, Event, Initiator, LostCause, Operation, OperationKind, Outcome, StreamConfig,
-    TerminateCode,
+    AtomicOperation, CloseCause, Event, Initiator, LostCause, Operation, OperationKind, Outcome,
+    StreamConfig, TerminateCode,
 };
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -179,6 +179,8 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
         let target = if op > 0 && rng.random_bool(0.3) { rng.random_range(0..op) } else { op };
         let offset = BASE + (target * PIECE) as u64;
         let immediate = rng.random_bool(0.4);
+        // One in three requests is an Atomic, on the word that its piece begins with.
+        let is_atomic = rng.random_bool(0.33);
         let kind = match rng.random_range(0..3) {
             0 => {
                 let invalidate =
@@ -199,6 +201,11 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
                     OperationKind::Write { stag: Stag::from_raw(OPEN), offset }
                 }
             }
+            _ if is_atomic => OperationKind::Atomic {
+                stag: Stag::from_raw(OPEN),
+                offset,
+                operation: any_atomic(rng),
+            },
             _ => OperationKind::Read {
                 sink_stag: Stag::from_raw(SINKS),
                 sink_offset: source as u64,
@@ -206,8 +213,17 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
                 source_offset: offset,
             },
         };
+        let len = if matches!(kind, OperationKind::Atomic { .. }) { 8 } else { len };
+        let buffer = Buf { len, ..buffer };
         let place = target * PIECE..target * PIECE + len;
-        if let OperationKind::Read { .. } = kind {
+        if let OperationKind::Atomic { operation, .. } = &kind {
+            plan.has_reads = true;
+            // ORD-18, ORD-20: it sees the Writes and Atomics before it, and no Read before sees it.
+            let word = &mut open[place];
+            plan.sunk.push((buffer, word.to_vec()));
+            let original = u64::from_ne_bytes(word.try_into().unwrap());
+            word.copy_from_slice(&operation.apply(original).to_ne_bytes());
+        } else if let OperationKind::Read { .. } = kind {
             plan.has_reads = true;
             // ORD-09: it sees the Writes before it.
             plan.sunk.push((buffer, open[place].to_vec()));
@@ -237,6 +253,24 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
     plan
 }
 
+fn any_atomic(rng: &mut ChaCha8Rng) -> Box<AtomicOperation> {
+    Box::new(match rng.random_range(0..4) {
+        0 => AtomicOperation::fetch_add(rng.random()),
+        1 => AtomicOperation::FetchAdd { add: rng.random(), mask: rng.random() },
+        2 => AtomicOperation::swap(rng.random()),
+        _ => {
+            // Equal in few bits, so that it comes about.
+            let compare_mask = 1 << rng.random_range(0..64) | 1 << rng.random_range(0..64);
+            AtomicOperation::CompareSwap {
+                compare: rng.random(),
+                compare_mask,
+                swap: rng.random(),
+                swap_mask: rng.random(),
+            }
+        }
+    })
+}
+
 /// Plans of both sides, with receives for all that the other sends and the regions it invalidates.
 fn plans(rng: &mut ChaCha8Rng, setting: &Setting) -> [Plan; 2] {
     let mut plans = [plan(rng, setting, 0), plan(rng, setting, 1)];
@@ -261,7 +295,7 @@ fn pair(setting: &Setting) -> (Pair, [Plan; 2]) {
     let mut plans = plans(&mut rng, setting);
     let memories = plans.each_mut().map(|plan| std::mem::take(&mut plan.memory));
     let scripts = plans.each_ref().map(|plan| Script {
-        operations: plan.operations.iter().copied().collect(),
+        operations: plan.operations.iter().cloned().collect(),
         receives: plan.receives.iter().copied().collect(),
     });
     let mut pair = Pair::new(setting.configs(), memories, scripts, setting.tcp(), rng);
@@ -283,7 +317,7 @@ fn operations(events: &[Event<Buf>]) -> Vec<(u64, OperationKind, Outcome)> {
         .iter()
         .filter_map(|event| match event {
             Event::OperationDone { buffer, kind, outcome, .. } => {
-                Some((buffer.id, *kind, *outcome))
+                Some((buffer.id, kind.clone(), *outcome))
             }
             _ => None,
         })
@@ -312,7 +346,7 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
         let expected: Vec<_> = plan
             .operations
             .iter()
-            .map(|operation| (operation.buffer.id, operation.kind, Outcome::Success))
+            .map(|operation| (operation.buffer.id, operation.kind.clone(), Outcome::Success))
             .collect();
         assert_eq!(operations(&side.events), expected, "side {at}");
         // RDMAP-041, RDMAP-043, RDMAP-044, ORD-07, ORD-21, EXT-31, EXT-32, EXT-33
@@ -331,7 +365,7 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
             let sink = &side.memory.bytes[buffer.at..buffer.at + buffer.len];
             assert!(sink == octets, "side {at}: Read {}", buffer.id);
         }
-        // The peer's Writes, one after the other.
+        // The peer's Writes and Atomics, one after the other.
         let layout = Layout { own: plan.operations.len(), peers: peer_plan.operations.len() };
         let mut open: Vec<u8> = (0..layout.len() - layout.open()).map(original).collect();
         for operation in &peer_plan.operations {
@@ -342,6 +376,11 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
                 let Buf { at: from, len, .. } = operation.buffer;
                 let source = &pair.sides[1 - at].memory.bytes[from..from + len];
                 open[place..place + len].copy_from_slice(source);
+            }
+            if let OperationKind::Atomic { offset, operation, .. } = &operation.kind {
+                let place = (offset - BASE) as usize;
+                let word: &mut [u8; 8] = open[place..].first_chunk_mut().unwrap();
+                *word = operation.apply(u64::from_ne_bytes(*word)).to_ne_bytes();
             }
         }
         assert!(side.memory.bytes[layout.open()..] == open, "side {at}: open memory");
@@ -370,7 +409,7 @@ fn closed(events: &[Event<Buf>]) -> (bool, &CloseCause) {
 }
 
 proptest! {
-    /// DDP-013, RDMAP-020, RDMAP-023, RDMAP-024, RDMAP-031, RDMAP-032, RDMAP-062, ORD-08, ORD-11, ORD-12, ORD-16, DDP-026, DDP-032, DDP-035,
+    /// DDP-013, RDMAP-020, RDMAP-023, RDMAP-024, RDMAP-031, RDMAP-032, RDMAP-062, ORD-08, ORD-11, ORD-12, ORD-16, ORD-18, ORD-20, EXT-14, EXT-18, DDP-026, DDP-032, DDP-035,
     /// DDP-062, MPA-074, MPA-029, FC-022, FC-036
     #[test]
     fn everything_arrives_whatever_the_pieces(setting in setting()) {

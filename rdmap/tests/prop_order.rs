@@ -10,12 +10,12 @@ mod common;
 
 use std::collections::VecDeque;
 
-use common::endpoint::{Endpoint, SEND, outcomes, read, write};
+use common::endpoint::{Endpoint, SEND, atomic, outcomes, read, write};
 use common::memory::TestMemory;
 use common::peer::{Peer, seen};
 use common::{CRC, config};
 use iwarp_mpa::Role;
-use iwarp_rdmap::{Opcode, OperationKind, Outcome};
+use iwarp_rdmap::{AtomicOperation, Opcode, OperationKind, Outcome};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,10 @@ enum Step {
     Read {
         fence: bool,
     },
-    /// The peer answers the oldest Read, if it has one.
+    Atomic {
+        fence: bool,
+    },
+    /// The peer answers the oldest Read or Atomic, if it has one.
     Answer,
 }
 
@@ -41,9 +44,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (fence(), 0_usize..4000).prop_map(|(fence, len)| Step::Send { fence, len }),
         1 => (fence(), 0_usize..4000).prop_map(|(fence, len)| Step::Write { fence, len }),
         2 => fence().prop_map(|fence| Step::Read { fence }),
-        2 => Just(Step::Answer),
+        2 => fence().prop_map(|fence| Step::Atomic { fence }),
+        3 => Just(Step::Answer),
     ];
     proptest::collection::vec(step, 0..40)
+}
+
+/// What the peer owes.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Read,
+    Atomic { id: u32 },
 }
 
 /// The send queue as RFC 5040 and the verbs describe it.
@@ -51,44 +62,53 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Model {
     ord: usize,
     waiting: VecDeque<(u64, Opcode, bool)>,
-    /// Sent and not complete, in order: number, whether a Read without answer.
-    sent: VecDeque<(u64, bool)>,
+    /// Sent and not complete, in order: number, and the answer that is to come.
+    sent: VecDeque<(u64, Option<Answer>)>,
+    /// Requests and answers to Atomics so far.
+    requests: u32,
+    atomics: u32,
     wire: Vec<Opcode>,
     complete: Vec<u64>,
 }
 
 impl Model {
     fn outstanding(&self) -> usize {
-        self.sent.iter().filter(|(_, unanswered)| *unanswered).count()
+        self.sent.iter().filter(|(_, answer)| answer.is_some()).count()
     }
 
     /// Everything that may be sent is sent, and everything that may complete completes.
     fn run(&mut self) {
         while let Some(&(id, opcode, fence)) = self.waiting.front() {
-            let is_read = opcode == Opcode::ReadRequest;
+            let is_request = matches!(opcode, Opcode::ReadRequest | Opcode::AtomicRequest);
             // FC-025, RDMAP-062: the queue stops at the first that may not go.
-            if fence && self.outstanding() > 0 || is_read && self.outstanding() >= self.ord {
+            if fence && self.outstanding() > 0 || is_request && self.outstanding() >= self.ord {
                 break;
             }
             self.waiting.pop_front();
             self.wire.push(opcode);
-            self.sent.push_back((id, is_read));
+            self.requests += u32::from(is_request);
+            let answer = match opcode {
+                Opcode::ReadRequest => Some(Answer::Read),
+                Opcode::AtomicRequest => Some(Answer::Atomic { id: self.requests }),
+                _ => None,
+            };
+            self.sent.push_back((id, answer));
         }
         // ORD-13
-        while let Some(&(id, false)) = self.sent.front() {
+        while let Some(&(id, None)) = self.sent.front() {
             self.sent.pop_front();
             self.complete.push(id);
         }
     }
 
-    fn answer(&mut self) -> bool {
-        let oldest = self.sent.iter_mut().find(|(_, unanswered)| *unanswered);
-        oldest.map(|(_, unanswered)| *unanswered = false).is_some()
+    /// The answer to the oldest request.
+    fn answer(&mut self) -> Option<Answer> {
+        self.sent.iter_mut().find_map(|(_, answer)| answer.take())
     }
 }
 
 proptest! {
-    /// ORD-11, ORD-13, ORD-15, RDMAP-012, RDMAP-043, RDMAP-062, FC-025
+    /// ORD-11, ORD-13, ORD-15, RDMAP-012, RDMAP-043, RDMAP-062, FC-025, ORD-17, EXT-10, EXT-16
     #[test]
     fn fence_and_ord_are_kept_and_nothing_waits_without_need(steps in steps(), ord in 1_u32..5) {
         let mut config = config(Role::Initiator);
@@ -105,10 +125,24 @@ proptest! {
                 Step::Write { fence, len } => Some((write(9, 0), Opcode::Write, fence, len)),
                 Step::Read { fence } => Some((read(7, 0), Opcode::ReadRequest, fence, 4)),
                 Step::Answer => {
-                    if model.answer() {
-                        endpoint.feed(&peer.response(0x1234_5678, 0x2000, b"data", true));
+                    match model.answer() {
+                        Some(Answer::Read) => {
+                            endpoint.feed(&peer.response(0x1234_5678, 0x2000, b"data", true));
+                        }
+                        Some(Answer::Atomic { id: request }) => {
+                            // EXT-10, EXT-11: two queues, two counts.
+                            model.atomics += 1;
+                            let value = u64::from(request) << 32;
+                            endpoint.feed(&peer.atomic_response(model.atomics, request, value));
+                            prop_assert_eq!(&endpoint.memory.bytes[..8], value.to_ne_bytes());
+                        }
+                        None => {}
                     }
                     None
+                }
+                Step::Atomic { fence } => {
+                    let add = AtomicOperation::fetch_add(1);
+                    Some((atomic(7, 8, add), Opcode::AtomicRequest, fence, 8))
                 }
             };
             if let Some((kind, opcode, fence, len)) = operation {

@@ -9,14 +9,17 @@
 
 mod common;
 
-use common::endpoint::{Endpoint, write};
+use common::endpoint::{Endpoint, atomic, write};
 use common::memory::{Region, TestMemory};
 use common::peer::{Peer, seen};
-use common::vectors::{File, Fpdu, READ_ID, UNTOUCHED, Vector, expected_terminate};
+use common::vectors::{File, Fpdu, READ_ID, UNTOUCHED, Vector};
 use common::{CRC, config, ethernet, ramp_of};
 use iwarp_ddp::Stag;
 use iwarp_mpa::{Framing, Role, ULPDU_MAX_SENT};
-use iwarp_rdmap::{Event, Opcode, OperationKind, Outcome, State, StreamConfig, TerminateCode};
+use iwarp_rdmap::{
+    AtomicOperation, AtomicRequest, AtomicResponse, Event, Opcode, OperationKind, Outcome, State,
+    StreamConfig, TerminateCode,
+};
 
 const FPDU: &str = include_str!("vectors/fpdu.json");
 const MESSAGES: &str = include_str!("vectors/messages.json");
@@ -62,8 +65,27 @@ fn prepared(vector: &Vector) -> Endpoint {
         endpoint.submit(READ_ID, kind, 1 << 16, len as usize);
         endpoint.transmit();
     }
+    let is_response = |fpdu: &Fpdu| fpdu.opcode() == Opcode::AtomicResponse.raw();
+    if vector.fpdus().iter().any(is_response) {
+        let kind = atomic(0x0077_7700, 0, AtomicOperation::fetch_add(1));
+        endpoint.submit(READ_ID, kind, 1 << 16, 8);
+        endpoint.transmit();
+    }
     endpoint.events();
     endpoint
+}
+
+/// The octets of a vector. The identifier of a request of ours is our choice: in the answer to one it is the
+/// number of that request.
+fn answering_ours(vector: &Vector) -> Vec<u8> {
+    match &vector.fpdus()[..] {
+        [fpdu] if fpdu.opcode() == Opcode::AtomicResponse.raw() => {
+            let response = AtomicResponse::parse(&vector.ulpdus()[0][18..]).unwrap();
+            let msn = fpdu.number("/ddp/msn") as u32;
+            Peer::new(CRC).atomic_response(msn, msn, response.original)
+        }
+        _ => vector.octets(),
+    }
 }
 
 fn payload(fpdu: &Fpdu, ulpdu: &[u8]) -> Vec<u8> {
@@ -86,7 +108,9 @@ struct Model {
     reads: Vec<(u32, u64, u32, u32, u64)>,
     read_done: bool,
     terminated: bool,
-    refused: Option<usize>,
+    /// What Atomics find, in order.
+    originals: Vec<AtomicResponse>,
+    atomic_done: bool,
     writes: u64,
 }
 
@@ -94,12 +118,8 @@ impl Model {
     fn of(vector: &Vector) -> Self {
         let mut model = Self { memory: vec![UNTOUCHED; 1 << 18], ..Self::default() };
         let mut sunk = 0;
-        for (i, (fpdu, ulpdu)) in vector.fpdus().iter().zip(vector.ulpdus()).enumerate() {
+        for (fpdu, ulpdu) in vector.fpdus().iter().zip(vector.ulpdus()) {
             let opcode = Opcode::from_raw(fpdu.opcode()).unwrap();
-            if matches!(opcode, Opcode::AtomicRequest | Opcode::AtomicResponse) {
-                model.refused = Some(i);
-                break;
-            }
             let payload = payload(fpdu, &ulpdu);
             let last = fpdu.flag("/ddp/last");
             match opcode {
@@ -109,6 +129,18 @@ impl Model {
                     model.writes += u64::from(last);
                     model.written += payload.len() as u32;
                     continue;
+                }
+                Opcode::AtomicRequest => {
+                    let request = AtomicRequest::parse(&ulpdu[18..]).unwrap();
+                    let at = request.offset as usize;
+                    let original = u64::from_ne_bytes(model.memory[at..at + 8].try_into().unwrap());
+                    model.originals.push(AtomicResponse { id: request.id, original });
+                    model.put(at, &request.operation.apply(original).to_ne_bytes());
+                }
+                Opcode::AtomicResponse => {
+                    let response = AtomicResponse::parse(&ulpdu[18..]).unwrap();
+                    model.put(1 << 16, &response.original.to_ne_bytes());
+                    model.atomic_done = true;
                 }
                 opcode if opcode.is_immediate() => {
                     let data = fpdu.octets("/immediate/data_hex").try_into().unwrap();
@@ -143,7 +175,7 @@ impl Model {
                     }
                 }
             }
-            if opcode != Opcode::ReadResponse {
+            if !matches!(opcode, Opcode::ReadResponse | Opcode::AtomicResponse) {
                 model.written = 0;
             }
         }
@@ -164,14 +196,10 @@ fn accepted(vector: &Vector, step: usize) {
     let name = &vector.name;
     let model = Model::of(vector);
     let mut endpoint = prepared(vector);
-    for piece in vector.octets().chunks(step) {
+    for piece in answering_ours(vector).chunks(step) {
         endpoint.feed(piece);
     }
     assert!(endpoint.rx.is_empty(), "{name}");
-    if endpoint.memory.bytes != model.memory {
-        let at = endpoint.memory.bytes.iter().zip(&model.memory).position(|(a, b)| a != b);
-        panic!("{name}: memory differs at {at:?}");
-    }
     let events = endpoint.events();
     let received: Vec<_> = events
         .iter()
@@ -191,21 +219,32 @@ fn accepted(vector: &Vector, step: usize) {
     let read = events.iter().any(|event| {
         matches!(event, Event::OperationDone { outcome: Outcome::Success, buffer, .. } if buffer.id == READ_ID)
     });
-    assert_eq!(read, model.read_done, "{name}");
+    assert_eq!(read, model.read_done || model.atomic_done, "{name}");
     let counters = endpoint.stream.counters();
     assert_eq!(counters.messages_in.of(Opcode::Write), model.writes, "{name}");
     assert_eq!(counters.messages_in.of(Opcode::ReadRequest), model.reads.len() as u64, "{name}");
     assert_eq!(counters.terminates_in(), u64::from(model.terminated), "{name}");
-    let ended = model.terminated || model.refused.is_some();
-    assert_eq!(endpoint.stream.state() != State::Full, ended, "{name}");
-    if let Some(index) = model.refused {
-        // RFC 7306 opcodes: everything before them was done, then the Terminate.
-        let answer = endpoint.transmit();
-        let expected = expected_terminate((0, 2, 6), &vector.ulpdus()[index]);
-        assert_eq!(hex::encode(answer), hex::encode(expected), "{name}");
-        return;
+    assert_eq!(endpoint.stream.state() != State::Full, model.terminated, "{name}");
+    if !model.originals.is_empty() {
+        return atomic_answers(&mut endpoint, &model, name);
     }
+    assert!(endpoint.memory.bytes == model.memory, "{name}: memory");
     answers(&mut endpoint, &model, name);
+}
+
+/// Atomics are carried out in their turn, behind the Reads before them, and answered with what they found.
+fn atomic_answers(endpoint: &mut Endpoint, model: &Model, name: &str) {
+    let sent = seen(&endpoint.transmit());
+    let reads: Vec<_> = model.reads.iter().map(|_| Opcode::ReadResponse).collect();
+    let atomics = model.originals.iter().map(|_| Opcode::AtomicResponse);
+    let expected: Vec<_> = reads.into_iter().chain(atomics).collect();
+    let found: Vec<_> = sent.iter().filter(|fpdu| fpdu.last).map(|fpdu| fpdu.opcode).collect();
+    assert_eq!(found, expected, "{name}");
+    let responses = sent.iter().filter(|fpdu| fpdu.opcode == Opcode::AtomicResponse);
+    let originals: Vec<_> =
+        responses.map(|fpdu| AtomicResponse::parse(&fpdu.payload).unwrap()).collect();
+    assert_eq!(originals, model.originals, "{name}");
+    assert!(endpoint.memory.bytes == model.memory, "{name}: memory");
 }
 
 /// Read Requests are answered with what they asked for. (Of very long ones, the first record is looked at.)
@@ -232,7 +271,7 @@ fn answers(endpoint: &mut Endpoint, model: &Model, name: &str) {
 
 #[test]
 fn every_single_fpdu_is_dealt_with() {
-    // EXT-01, EXT-30, EXT-32, RDMAP-001, RDMAP-002, RDMAP-005, RDMAP-006, RDMAP-013, RDMAP-025, RDMAP-027, RDMAP-040, DDP-014, DDP-030, MPA-044, MPA-048
+    // EXT-01, EXT-10, EXT-11, EXT-12, EXT-30, EXT-32, RDMAP-001, RDMAP-002, RDMAP-005, RDMAP-006, RDMAP-013, RDMAP-025, RDMAP-027, RDMAP-040, DDP-014, DDP-030, MPA-044, MPA-048
     let file = File::parse(FPDU);
     for vector in &file.vectors {
         if vector.name == "send-mo-high" {
@@ -303,6 +342,16 @@ fn as_operations(vector: &Vector) -> Option<Vec<(OperationKind, Vec<u8>)>> {
                     source_stag: Stag::from_raw(fpdu.stag("/read_request/source_stag")),
                     source_offset: fpdu.number("/read_request/source_to"),
                 },
+                Opcode::AtomicRequest => {
+                    // Bits that a sender leaves alone are set in one, and the identifier is ours.
+                    let request = AtomicRequest::parse(&ulpdu[18..]).ok()?;
+                    if request.id != fpdu.number("/ddp/msn") as u32
+                        || ulpdu[18..] != request.to_bytes()
+                    {
+                        return None;
+                    }
+                    atomic(request.stag.raw(), request.offset, request.operation)
+                }
                 opcode if opcode.is_send() => OperationKind::Send {
                     solicited: opcode.is_solicited(),
                     invalidate: opcode
@@ -355,14 +404,14 @@ fn the_sender_makes_the_same_octets() {
                     endpoint.memory.bytes[at..at + payload.len()].copy_from_slice(payload);
                     payload.len()
                 };
-                endpoint.submit(id as u64, *kind, at, len);
+                endpoint.submit(id as u64, kind.clone(), at, len);
                 at += payload.len();
             }
             assert_eq!(hex::encode(endpoint.transmit()), vector.hex, "{}", vector.name);
             compared += 1;
         }
     }
-    assert_eq!(compared, 50);
+    assert_eq!(compared, 54);
 }
 
 #[test]
@@ -371,6 +420,7 @@ fn responses_have_the_same_octets() {
     for file in [FPDU, MESSAGES] {
         for vector in File::parse(file).vectors {
             let fpdus = vector.fpdus();
+            // EXT-11, EXT-15: those to Atomics are compared with the semantics of theirs.
             if fpdus.iter().any(|fpdu| fpdu.opcode() != Opcode::ReadResponse.raw()) {
                 continue;
             }

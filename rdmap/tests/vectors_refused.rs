@@ -8,14 +8,15 @@
 
 mod common;
 
-use common::endpoint::{Endpoint, SEND, outcomes, read};
+use common::endpoint::{Endpoint, SEND, atomic, outcomes, read};
 use common::memory::{Region, TestMemory};
 use common::peer::{Peer, seen};
 use common::vectors::{File, Fpdu, READ_ID, UNTOUCHED, Vector, expected_terminate, number};
 use common::{CRC, config};
 use iwarp_mpa::{Role, framed_len};
 use iwarp_rdmap::{
-    Event, Initiator, Need, Opcode, Outcome, Shutdown, State, Terminate, TerminateCode,
+    AtomicOperation, Event, Initiator, Need, Opcode, Outcome, Shutdown, State, Terminate,
+    TerminateCode,
 };
 use serde_json::Value;
 
@@ -43,13 +44,16 @@ fn receiver_of_the_notes(vector: &Vector) -> Endpoint {
     endpoint.submit(READ_ID, read(0x0077_7700, 0), SINK, 100);
     let request = endpoint.transmit();
     assert_eq!(seen(&request)[0].opcode, Opcode::ReadRequest);
+    // The notes have an Atomic outstanding as well. Where it is answered, it has to be the oldest request.
+    if vector.name.starts_with("atomic-resp") {
+        endpoint.feed(&Peer::new(CRC).response(0x1234_5678, 0x2000, &[UNTOUCHED; 100], true));
+        assert_eq!(outcomes(&endpoint.events()), [(READ_ID, Outcome::Success)]);
+        endpoint.submit(READ_ID, atomic(0x0077_7700, 0, AtomicOperation::fetch_add(1)), SINK, 8);
+        assert_eq!(seen(&endpoint.transmit())[0].opcode, Opcode::AtomicRequest);
+        return endpoint;
+    }
     assert_eq!(endpoint.events(), [Event::Established]);
     endpoint
-}
-
-/// Vectors about RFC 7306 say what a stack that serves it does. Its atomics are not yet served.
-fn is_rfc7306(ulpdu: &[u8]) -> bool {
-    ulpdu.get(1).is_some_and(|octet| (0xa..=0xb).contains(&(octet & 0x0f)))
 }
 
 #[test]
@@ -57,22 +61,17 @@ fn refused_input_is_answered_by_its_terminate() {
     // RDMAP-010, RDMAP-026, RDMAP-042, RDMAP-061, RDMAP-065, RDMAP-068, RDMAP-071, RDMAP-074, RDMAP-075,
     // RDMAP-077, RDMAP-078, RDMAP-081, DDP-010, DDP-015, DDP-017, DDP-024, DDP-044, DDP-050, DDP-051, DDP-052,
     // DDP-053, DDP-054, DDP-055, DDP-056, DDP-057, DDP-058, DDP-060, DDP-063, MPA-058, MPA-084, REG-01, REG-02,
-    // SEC-01, SEC-03, EXT-02, EXT-19, EXT-30
+    // SEC-01, SEC-03, EXT-02, EXT-08, EXT-10, EXT-11, EXT-13, EXT-17, EXT-19, EXT-20, EXT-21,
+    // EXT-30
     let file = File::parse(NEGATIVE);
     for vector in &file.vectors {
-        let ulpdus = vector.ulpdus();
         if vector.expect.get("action").is_some() {
             refused_without_answer(vector);
             continue;
         }
         let index = vector.expect.get("offending_fpdu").map_or(0, |index| number(index) as usize);
         let part = |name: &str| number(&vector.expect[name]) as u8;
-        let code = if is_rfc7306(&ulpdus[index]) {
-            (0, 2, 6) // EXT-02
-        } else {
-            (part("layer"), part("etype"), part("code"))
-        };
-        refused(vector, code, index);
+        refused(vector, (part("layer"), part("etype"), part("code")), index);
     }
     assert_eq!(file.vectors.len(), 87);
 }
@@ -132,6 +131,8 @@ fn refused(vector: &Vector, code: (u8, u8, u8), index: usize) {
     // The Read comes back, as the culprit if it is the one.
     let is_response = ulpdus[index].get(1).is_some_and(|octet| octet & 0x0f == 2) && code.0 == 1;
     let is_bad_response = is_response && vector.name.starts_with("rresp");
+    // EXT-17
+    let is_bad_response = is_bad_response || name == "atomic-resp-unknown-id";
     let read = if is_bad_response { Outcome::BadResponse } else { Outcome::Flushed };
     let mut all = outcomes(&events);
     all.extend(outcomes(&endpoint.events()));
@@ -196,10 +197,34 @@ fn refused_without_answer(vector: &Vector) {
 }
 
 #[test]
-fn atomics_are_refused_by_this_version() {
-    // EXT-02, EXT-13, EXT-21: Terminate with the DDP header and without an RDMAP header.
-    for vector in &File::parse(ATOMIC).vectors {
-        refused(vector, (0, 2, 6), 0);
+fn atomics_do_what_they_should() {
+    // EXT-03, EXT-06, EXT-07, EXT-09, EXT-12, EXT-15, EXT-20
+    let file = File::parse(ATOMIC);
+    for vector in &file.vectors {
+        let name = &vector.name;
+        let mut endpoint = receiver_of_the_notes(vector);
+        let at = vector.fpdus()[0].number("/atomic_request/remote_to") as usize - 0x1000;
+        let value = |name: &str| number(&vector.expect[name]).to_ne_bytes();
+        endpoint.memory.bytes[at..at + 8].copy_from_slice(&value("original"));
+        let mut expected = endpoint.memory.bytes.clone();
+        expected[at..at + 8].copy_from_slice(&value("result"));
+        endpoint.feed(&vector.octets());
+        assert_eq!(hex::encode(endpoint.transmit()), vector.response_hex, "{name}");
+        assert!(endpoint.memory.bytes == expected, "{name}: memory");
+        assert_eq!(endpoint.memory.atomics, 1, "{name}");
+        // EXT-12: nobody is told, and no receive is taken.
+        assert_eq!(endpoint.events(), [], "{name}");
+        assert!(endpoint.memory.taken.is_empty(), "{name}");
+    }
+    assert_eq!(file.vectors.len(), 28);
+}
+
+#[test]
+fn without_the_extensions_all_atomics_are_refused() {
+    // EXT-02, EXT-21: Terminate with the DDP header and without an RDMAP header.
+    for vector in File::parse(ATOMIC).vectors {
+        let off = Vector { context: serde_json::json!({ "rfc7306": false }), ..vector };
+        refused(&off, (0, 2, 6), 0);
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) struct OwnReady {
 /// The Read Response whose segment could go out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResponseReady {
+    /// That of a Read is, that of an Atomic is not.
+    pub(crate) tagged: bool,
     pub(crate) begun: bool,
 }
 
@@ -27,8 +29,8 @@ pub(crate) struct ResponseReady {
 /// Neither side sends more than a burst of FPDUs while the other waits, but for one thing: two tagged
 /// messages, an own Write and a Read Response, are never mixed. DDP would allow it, as each tagged segment
 /// says where it goes. But nothing in a tagged segment says which message its L bit ends, and a deployed
-/// receiver (Linux siw) closes the connection when the opcode changes inside a tagged message. Sends and
-/// Read Requests are untagged, so they go out between the segments of a long Response and the other way
+/// receiver (Linux siw) closes the connection when the opcode changes inside a tagged message. Sends,
+/// requests and the answers to Atomics are untagged, so they go out between the segments of a long Response and the other way
 /// round; a Write and a Response wait for each other's last segment.
 #[derive(Debug)]
 pub(crate) struct Arbiter {
@@ -52,10 +54,12 @@ impl Arbiter {
         match (own, response) {
             (None, None) => None,
             (None, Some(_)) => Some(Turn::Response),
-            (Some(_), None) | (Some(OwnReady { tagged: true, begun: true }), Some(_)) => {
-                Some(Turn::Own)
-            }
-            (Some(OwnReady { tagged: true, .. }), Some(ResponseReady { begun: true })) => {
+            (Some(_), None)
+            | (
+                Some(OwnReady { tagged: true, begun: true }),
+                Some(ResponseReady { tagged: true, .. }),
+            ) => Some(Turn::Own),
+            (Some(OwnReady { tagged: true, .. }), Some(ResponseReady { begun: true, .. })) => {
                 Some(Turn::Response)
             }
             (Some(_), Some(_)) if self.run < self.burst => Some(self.turn),
@@ -82,8 +86,9 @@ impl Arbiter {
 mod tests {
     use super::*;
 
-    const RESPONSE: Option<ResponseReady> = Some(ResponseReady { begun: false });
-    const BEGUN: Option<ResponseReady> = Some(ResponseReady { begun: true });
+    const RESPONSE: Option<ResponseReady> = Some(ResponseReady { tagged: true, begun: false });
+    const BEGUN: Option<ResponseReady> = Some(ResponseReady { tagged: true, begun: true });
+    const ATOMIC: Option<ResponseReady> = Some(ResponseReady { tagged: false, begun: false });
 
     const fn own(tagged: bool, begun: bool) -> OwnReady {
         OwnReady { tagged, begun }
@@ -138,6 +143,12 @@ mod tests {
         assert_eq!(turns(&mut arbiter, 4, own(true, false), BEGUN), "rrrr");
         // At a boundary of both, the one that has waited goes first.
         assert_eq!(turns(&mut arbiter, 1, own(true, false), RESPONSE), "o");
+    }
+
+    #[test]
+    fn the_answer_to_an_atomic_goes_between_the_segments_of_a_write() {
+        let mut arbiter = Arbiter::new(2);
+        assert_eq!(turns(&mut arbiter, 4, own(true, true), ATOMIC), "oorr");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Entry<B> {
     pub(crate) kind: OperationKind,
     pub(crate) len: u32,
     pub(crate) fence: bool,
-    /// Away while the entry is an outstanding Read: the receiver has it.
+    /// Away while the entry is an outstanding Read or Atomic: the receiver has it.
     buffer: Option<B>,
     progress: Progress,
     /// Set for the one entry that ends in its own way.
@@ -31,15 +31,16 @@ enum Progress {
     Queued,
     /// A Send or Write whose last octet is the one before this stream position.
     Sent { end: u64, msn: Option<u32> },
-    /// A Read that waits for its response.
+    /// A Read or Atomic that waits for its response.
     Outstanding { msn: u32 },
-    /// A Read whose response came, or local work that is in effect.
+    /// A Read or Atomic whose response came, or local work that is in effect.
     Answered,
 }
 
 impl<B> Entry<B> {
-    pub(crate) const fn is_read(&self) -> bool {
-        matches!(self.kind, OperationKind::Read { .. })
+    /// Whether it takes an answer of the peer: a Read or an Atomic, which are counted together (EXT-10).
+    pub(crate) const fn is_request(&self) -> bool {
+        matches!(self.kind, OperationKind::Read { .. } | OperationKind::Atomic { .. })
     }
 }
 
@@ -52,9 +53,9 @@ pub(crate) struct SendQueue<B> {
     base: u64,
     /// Place of the entry to send from.
     current: usize,
-    /// Reads that wait for a response.
+    /// Reads and Atomics that wait for a response.
     outstanding: usize,
-    /// Reads without a response, sent or not.
+    /// Reads and Atomics without a response, sent or not.
     unanswered: usize,
 }
 
@@ -75,12 +76,12 @@ impl<B> SendQueue<B> {
         self.entries.len()
     }
 
-    /// Reads that wait for a response.
+    /// Reads and Atomics that wait for a response.
     pub(crate) const fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Reads without a response, sent or not.
+    /// Reads and Atomics without a response, sent or not.
     pub(crate) const fn unanswered(&self) -> usize {
         self.unanswered
     }
@@ -96,7 +97,7 @@ impl<B> SendQueue<B> {
             progress: Progress::Queued,
             verdict: None,
         };
-        if entry.is_read() {
+        if entry.is_request() {
             self.unanswered = self.unanswered.saturating_add(1);
         }
         if self.entries.capacity() == 0 {
@@ -141,7 +142,7 @@ impl<B> SendQueue<B> {
         }
     }
 
-    /// The request of the present Read went out. Gives its number and its buffer, which comes back with
+    /// The request of the present Read or Atomic went out. Gives its number and its buffer, which comes back with
     /// [`answered`](Self::answered) or [`give_back`](Self::give_back).
     pub(crate) fn requested(&mut self, msn: u32) -> Option<(u64, B)> {
         let id = self.current_id();
@@ -161,7 +162,7 @@ impl<B> SendQueue<B> {
         }
     }
 
-    /// The response of a Read is complete.
+    /// The response of a Read or Atomic is complete.
     pub(crate) fn answered(&mut self, id: u64, buffer: B) {
         let Some(entry) = self.place(id).and_then(|place| self.entries.get_mut(place)) else {
             return;
@@ -172,7 +173,7 @@ impl<B> SendQueue<B> {
         self.unanswered = self.unanswered.saturating_sub(1);
     }
 
-    /// The buffer of a Read whose response will not come.
+    /// The buffer of a Read or Atomic whose response will not come.
     pub(crate) fn give_back(&mut self, id: u64, buffer: B, verdict: Option<Outcome>) {
         if let Some(entry) = self.place(id).and_then(|place| self.entries.get_mut(place)) {
             entry.buffer = Some(buffer);
@@ -267,7 +268,7 @@ impl<B> SendQueue<B> {
         let entry = self.entries.front_mut()?;
         let done = entry.buffer.take().map(|buffer| Done {
             buffer,
-            kind: entry.kind,
+            kind: std::mem::replace(&mut entry.kind, OperationKind::Local),
             outcome: entry.verdict.unwrap_or(outcome),
             len: entry.len,
         });
@@ -279,7 +280,7 @@ impl<B> SendQueue<B> {
 /// What is known of an operation whose sending has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sight {
-    /// It is a Read that waits for its response.
+    /// It is a Read or Atomic that waits for its response.
     pub(crate) outstanding: bool,
     /// Message number, of those that have one.
     pub(crate) msn: Option<u32>,
@@ -301,7 +302,8 @@ mod tests {
 
     fn queue(kinds: &[OperationKind]) -> SendQueue<usize> {
         let mut queue = SendQueue::new();
-        for (buffer, &kind) in kinds.iter().enumerate() {
+        for (buffer, kind) in kinds.iter().enumerate() {
+            let kind = kind.clone();
             queue.push(Operation { kind, len: 10, fence: false, buffer });
         }
         queue

@@ -196,13 +196,13 @@ impl<B> Stream<B> {
                     });
                 }
             }
-            Accepted::ReadDone(operation) => {
-                self.counters.messages_in.count(Opcode::ReadResponse);
-                self.sender.read_done(operation);
+            Accepted::Answered { opcode, operation } => {
+                self.counters.messages_in.count(opcode);
+                self.sender.answered(operation);
                 self.retire_operations();
             }
-            Accepted::ReadRequest(response) => {
-                self.counters.messages_in.count(Opcode::ReadRequest);
+            Accepted::Request { opcode, response } => {
+                self.counters.messages_in.count(opcode);
                 self.sender.respond(response); // RDMAP-032
             }
             Accepted::Terminate(terminate) => {

@@ -51,6 +51,14 @@ impl<B> Stream<B> {
                     self.perform(memory, clock);
                     continue;
                 }
+                Ok(Some(Step::Execute)) => {
+                    // What an earlier Read is to tell is read first, also where that happens as TCP takes it.
+                    if out.reads_remote() {
+                        break;
+                    }
+                    self.execute(memory, clock);
+                    continue;
+                }
                 Ok(None) => break,
                 Err(error) => {
                     self.own_failed(error, clock);
@@ -105,6 +113,19 @@ impl<B> Stream<B> {
         }
     }
 
+    /// Carries out the peer's Atomic whose turn has come.
+    #[cold]
+    fn execute<M: Memory<B>>(&mut self, memory: &mut M, clock: &mut dyn Clock) {
+        let Some(request) = self.sender.due_atomic() else { return };
+        match memory.atomic(request.stag, request.offset, request.operation) {
+            Ok(original) => self.sender.executed(original),
+            Err(refusal) => {
+                let culprit = self.sender.response_failed();
+                self.fail(refusal.into(), culprit.as_ref(), Blame::Nobody, clock);
+            }
+        }
+    }
+
     fn own_failed(&mut self, error: LocalError, clock: &mut dyn Clock) {
         self.sender.own_failed(error);
         self.fail(error.into(), None, Blame::Nobody, clock);
@@ -155,7 +176,7 @@ impl<B> Stream<B> {
         }
         match self.sender.sent(draft, cut, end) {
             Sent::Nothing => {}
-            Sent::Requested(read) => self.receiver.expect_read(read),
+            Sent::Requested(expected) => self.receiver.expect(expected),
             Sent::Answered => self.receiver.answered(),
         }
         Ok(wire_len)

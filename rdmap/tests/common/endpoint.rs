@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use iwarp_ddp::Stag;
 use iwarp_rdmap::{
-    Chunk, CloseCause, Event, Initiator, Input, Need, Operation, OperationKind, Outcome, Shutdown,
-    Straight, Stream, StreamConfig, SubmitError, TerminateCode, TxBatch,
+    AtomicOperation, Chunk, CloseCause, Event, Initiator, Input, Need, Operation, OperationKind,
+    Outcome, Shutdown, Straight, Stream, StreamConfig, SubmitError, TerminateCode, TxBatch,
 };
 
 use super::memory::{Buf, Region, TestMemory};
@@ -194,6 +194,11 @@ pub const fn read(stag: u32, offset: u64) -> OperationKind {
         source_stag: Stag::from_raw(stag),
         source_offset: offset,
     }
+}
+
+/// An Atomic on the memory that the peer opened.
+pub fn atomic(stag: u32, offset: u64, operation: AtomicOperation) -> OperationKind {
+    OperationKind::Atomic { stag: Stag::from_raw(stag), offset, operation: Box::new(operation) }
 }
 
 /// What became of operations and receives, in order: `(number, outcome)`.

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag, range_in};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Receive, Received, Sink, WorkRefused};
+use iwarp_rdmap::{
+    AtomicOperation, AtomicRefusal, InvalidateRefusal, Memory, Receive, Received, Sink, WorkRefused,
+};
 
 /// The local side of a work request: some octets of the [`TestMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +26,13 @@ pub struct Region {
     pub len: u64,
     pub read: bool,
     pub write: bool,
+    pub atomic: bool,
     pub our_domain: bool,
     pub valid: bool,
 }
 
 impl Region {
-    /// Remotely readable and writable.
+    /// Remotely readable and writable, and open to atomics.
     pub fn new(stag: u32, base: u64, at: usize, len: u64) -> Self {
         Self {
             stag: Stag::from_raw(stag),
@@ -38,13 +41,14 @@ impl Region {
             len,
             read: true,
             write: true,
+            atomic: true,
             our_domain: true,
             valid: true,
         }
     }
 
     pub fn local(self) -> Self {
-        Self { read: false, write: false, ..self }
+        Self { read: false, write: false, atomic: false, ..self }
     }
 
     pub fn foreign(self) -> Self {
@@ -70,6 +74,7 @@ pub struct TestMemory {
     /// Calls of each kind.
     pub checks: usize,
     pub placements: usize,
+    pub atomics: usize,
     /// Looks at the buffers of work requests.
     pub buffers: usize,
     /// Local work that was carried out, by number. Work on a broken buffer is refused.
@@ -105,6 +110,12 @@ impl TestMemory {
             return Err(Refusal::Rights);
         }
         Ok(region.at + usize::try_from(range_in(region.base, region.len, offset, len)?).unwrap())
+    }
+
+    /// Where an Atomic finds its eight octets. Places count as addresses.
+    fn word(&self, stag: Stag, offset: u64) -> Result<usize, AtomicRefusal> {
+        let at = self.find(stag, offset, 8, |region| region.atomic)?;
+        if at.is_multiple_of(8) { Ok(at) } else { Err(AtomicRefusal::Misaligned) }
     }
 
     fn put(&mut self, at: usize, payload: &[u8]) {
@@ -200,6 +211,26 @@ impl Memory<Buf> for TestMemory {
         let Some(kept) = &mut self.kept else { return Some(message) };
         kept.push(message);
         None
+    }
+
+    fn check_atomic(&mut self, stag: Stag, offset: u64) -> Result<(), AtomicRefusal> {
+        self.checks += 1;
+        self.word(stag, offset).map(|_| ())
+    }
+
+    fn atomic(
+        &mut self,
+        stag: Stag,
+        offset: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, AtomicRefusal> {
+        let at = self.word(stag, offset)?;
+        let mut octets = [0; 8];
+        self.get(at, &mut octets);
+        let original = u64::from_ne_bytes(octets);
+        self.put(at, &operation.apply(original).to_ne_bytes());
+        self.atomics += 1;
+        Ok(original)
     }
 
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal> {

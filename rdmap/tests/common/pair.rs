@@ -76,9 +76,9 @@ struct Wire {
     own_open: bool,
     open_tagged: Option<(Opcode, Stag, u64)>,
     open_send: Option<(u32, u32)>,
-    next_msn: [u32; 3],
+    next_msn: [u32; 4],
     requests: usize,
-    /// Where each Read Response of this direction ends.
+    /// Where each answer of this direction ends.
     responses: Vec<u64>,
     first_end: Option<u64>,
     terminated: bool,
@@ -371,7 +371,7 @@ impl Side {
                 ..config.framing
             }),
             rtr_due: config.rtr.filter(|_| role == Role::Initiator),
-            next_msn: [config.first_msn, config.first_msn, 1],
+            next_msn: [config.first_msn, config.first_msn, 1, config.first_msn],
             fences: Vec::new(),
             immediates: Vec::new(),
             begun: 0,
@@ -469,7 +469,7 @@ impl Wire {
                 self.terminated = true;
                 return;
             }
-            Opcode::ReadResponse => {
+            Opcode::ReadResponse | Opcode::AtomicResponse => {
                 if seen.last {
                     self.responses.push(seen.end);
                 }
@@ -487,17 +487,18 @@ impl Wire {
             assert_eq!(seen.opcode, opcode, "RTR");
             true
         });
-        if seen.opcode == Opcode::ReadRequest {
+        let is_request = matches!(seen.opcode, Opcode::ReadRequest | Opcode::AtomicRequest);
+        if is_request {
             self.requests += 1;
             let allowed = (self.config.ord as usize).max(usize::from(is_rtr));
-            // RDMAP-062
-            assert!(self.requests - answered <= allowed, "more Reads than ORD");
+            // RDMAP-062, EXT-16
+            assert!(self.requests - answered <= allowed, "more Reads and Atomics than ORD");
         }
         if is_rtr {
             return;
         }
         if !self.own_open {
-            let earlier = self.requests - usize::from(seen.opcode == Opcode::ReadRequest);
+            let earlier = self.requests - usize::from(is_request);
             if self.fences[self.begun] {
                 // FC-025. The Read that served as RTR counts as well: it was answered long ago or not.
                 let rtr = usize::from(self.config.rtr == Some(Rtr::Read));

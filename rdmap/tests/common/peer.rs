@@ -2,7 +2,7 @@
 
 use iwarp_ddp::{Segment, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_mpa::{Deframer, Framer, Framing, Step};
-use iwarp_rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
+use iwarp_rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate, TerminateCode};
 
 /// Builds FPDUs, right or wrong.
 #[derive(Debug)]
@@ -58,6 +58,16 @@ impl Peer {
     pub fn request(&mut self, msn: u32, request: ReadRequest) -> Vec<u8> {
         let header = UntaggedHeader { queue: 1, ..untagged(Opcode::ReadRequest, msn) };
         self.untagged(header, &request.to_bytes())
+    }
+
+    pub fn atomic(&mut self, msn: u32, request: AtomicRequest) -> Vec<u8> {
+        let header = UntaggedHeader { queue: 1, ..untagged(Opcode::AtomicRequest, msn) };
+        self.untagged(header, &request.to_bytes())
+    }
+
+    pub fn atomic_response(&mut self, msn: u32, id: u32, original: u64) -> Vec<u8> {
+        let header = UntaggedHeader { queue: 3, ..untagged(Opcode::AtomicResponse, msn) };
+        self.untagged(header, &AtomicResponse { id, original }.to_bytes())
     }
 
     pub fn terminate(&mut self, terminate: &Terminate) -> Vec<u8> {

@@ -16,6 +16,8 @@ pub struct Vector {
     pub summary: String,
     pub hex: String,
     pub crc: bool,
+    #[serde(default)]
+    pub response_hex: String,
     pub fields: Value,
     #[serde(default)]
     pub expect: Value,

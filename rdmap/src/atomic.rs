@@ -113,11 +113,10 @@ impl AtomicRequest {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`OperationError::AtomicLength`] unless `octets` are exactly one ([`ATOMIC_REQUEST_LEN`]), and
+    /// [`OperationError::AtomicRequestLength`] unless `octets` are exactly one ([`ATOMIC_REQUEST_LEN`]), and
     /// [`OperationError::AtomicOpcode`] if the operation has no name.
     pub fn parse(octets: &[u8]) -> Result<Self, OperationError> {
-        let wrong =
-            OperationError::AtomicLength { len: octets.len(), expected: ATOMIC_REQUEST_LEN };
+        let wrong = OperationError::AtomicRequestLength { len: octets.len() };
         let layout = AtomicRequestLayout::ref_from_bytes(octets).map_err(|_| wrong)?;
         let operation = match layout.operation.get() & code::MASK {
             // What FetchAdd has in the fields that compare is not looked at.
@@ -174,10 +173,9 @@ impl AtomicResponse {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`OperationError::AtomicLength`] unless `octets` are exactly one ([`ATOMIC_RESPONSE_LEN`]).
+    /// [`OperationError::AtomicResponseLength`] unless `octets` are exactly one ([`ATOMIC_RESPONSE_LEN`]).
     pub fn parse(octets: &[u8]) -> Result<Self, OperationError> {
-        let wrong =
-            OperationError::AtomicLength { len: octets.len(), expected: ATOMIC_RESPONSE_LEN };
+        let wrong = OperationError::AtomicResponseLength { len: octets.len() };
         let layout = AtomicResponseLayout::ref_from_bytes(octets).map_err(|_| wrong)?;
         Ok(Self { id: layout.id.get(), original: layout.original.get() })
     }
@@ -194,6 +192,8 @@ impl AtomicResponse {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::arithmetic_side_effects, reason = "a panic is a failed test")]
+
     use proptest::prelude::*;
 
     use super::*;
@@ -221,7 +221,7 @@ mod tests {
         };
         let octets = request.to_bytes();
         for len in 0..ATOMIC_REQUEST_LEN {
-            let expected = OperationError::AtomicLength { len, expected: ATOMIC_REQUEST_LEN };
+            let expected = OperationError::AtomicRequestLength { len };
             assert_eq!(AtomicRequest::parse(&octets[..len]), Err(expected));
         }
         assert!(AtomicRequest::parse(&[&octets[..], &[0]].concat()).is_err());

@@ -144,13 +144,17 @@ pub enum OperationError {
         /// Octets behind the DDP header.
         len: usize,
     },
-    /// An Atomic Request or Response is shorter or longer than its header.
-    #[error("Atomic Request or Response of {len} octets, not {expected}")]
-    AtomicLength {
+    /// An Atomic Request is shorter or longer than its header.
+    #[error("Atomic Request of {len} octets, not 52")]
+    AtomicRequestLength {
         /// Octets behind the DDP header.
         len: usize,
-        /// Octets of the header.
-        expected: usize,
+    },
+    /// An Atomic Response is shorter or longer than its header.
+    #[error("Atomic Response of {len} octets, not 12")]
+    AtomicResponseLength {
+        /// Octets behind the DDP header.
+        len: usize,
     },
     /// The operation of an Atomic Request has no name.
     #[error("Atomic Operation {0} is not served")]

@@ -313,7 +313,8 @@ impl Error {
                 }
                 // EXT-17
                 OperationError::RequestLength { .. }
-                | OperationError::AtomicLength { .. }
+                | OperationError::AtomicRequestLength { .. }
+                | OperationError::AtomicResponseLength { .. }
                 | OperationError::AtomicUnmatched { .. } => {
                     (TerminateCode::OPERATION, Show::Segment)
                 }
@@ -395,7 +396,8 @@ mod tests {
             (OperationError::AtomicMisaligned.into(), Some((0x0207, "MD"))),
             (OperationError::AtomicOpcode(1).into(), Some((0x0206, "MD"))),
             (OperationError::AtomicUnmatched { id: 1 }.into(), Some((0x02ff, "MD"))),
-            (OperationError::AtomicLength { len: 48, expected: 52 }.into(), Some((0x02ff, "MD"))),
+            (OperationError::AtomicRequestLength { len: 48 }.into(), Some((0x02ff, "MD"))),
+            (OperationError::AtomicResponseLength { len: 0 }.into(), Some((0x02ff, "MD"))),
             (OperationError::FinWithWork.into(), Some((0x0207, ""))),
             (OperationError::InvalidateUnknown.into(), Some((0x0209, "MD"))),
             (OperationError::RequestLength { len: 27 }.into(), Some((0x02ff, "MD"))),

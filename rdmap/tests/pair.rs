@@ -204,7 +204,7 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
             _ if is_atomic => OperationKind::Atomic {
                 stag: Stag::from_raw(OPEN),
                 offset,
-                operation: any_atomic(rng),
+                operation: Box::new(any_atomic(rng)),
             },
             _ => OperationKind::Read {
                 sink_stag: Stag::from_raw(SINKS),
@@ -221,7 +221,7 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
             // ORD-18, ORD-20: it sees the Writes and Atomics before it, and no Read before sees it.
             let word = &mut open[place];
             plan.sunk.push((buffer, word.to_vec()));
-            let original = u64::from_ne_bytes(word.try_into().unwrap());
+            let original = u64::from_ne_bytes(word.try_into().expect("8 octets"));
             word.copy_from_slice(&operation.apply(original).to_ne_bytes());
         } else if let OperationKind::Read { .. } = kind {
             plan.has_reads = true;
@@ -253,8 +253,8 @@ fn plan(rng: &mut ChaCha8Rng, setting: &Setting, at: usize) -> Plan {
     plan
 }
 
-fn any_atomic(rng: &mut ChaCha8Rng) -> Box<AtomicOperation> {
-    Box::new(match rng.random_range(0..4) {
+fn any_atomic(rng: &mut ChaCha8Rng) -> AtomicOperation {
+    match rng.random_range(0..4) {
         0 => AtomicOperation::fetch_add(rng.random()),
         1 => AtomicOperation::FetchAdd { add: rng.random(), mask: rng.random() },
         2 => AtomicOperation::swap(rng.random()),
@@ -268,7 +268,7 @@ fn any_atomic(rng: &mut ChaCha8Rng) -> Box<AtomicOperation> {
                 swap_mask: rng.random(),
             }
         }
-    })
+    }
 }
 
 /// Plans of both sides, with receives for all that the other sends and the regions it invalidates.
@@ -379,7 +379,7 @@ fn all_went_well(pair: &Pair, plans: &[Plan; 2]) {
             }
             if let OperationKind::Atomic { offset, operation, .. } = &operation.kind {
                 let place = (offset - BASE) as usize;
-                let word: &mut [u8; 8] = open[place..].first_chunk_mut().unwrap();
+                let word: &mut [u8; 8] = open[place..].first_chunk_mut().expect("a word");
                 *word = operation.apply(u64::from_ne_bytes(*word)).to_ne_bytes();
             }
         }

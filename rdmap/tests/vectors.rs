@@ -4,6 +4,7 @@
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
+    clippy::unwrap_used,
     reason = "a test"
 )]
 
@@ -97,11 +98,14 @@ fn payload(fpdu: &Fpdu, ulpdu: &[u8]) -> Vec<u8> {
     payload
 }
 
+/// Number, length, solicited, invalidated, immediate data.
+type Received = (u64, u32, bool, Option<u32>, Option<[u8; 8]>);
+
 /// What the stream has to make of the messages of a vector, worked out from its fields.
 #[derive(Default)]
 struct Model {
     memory: Vec<u8>,
-    received: Vec<(u64, u32, bool, Option<u32>, Option<[u8; 8]>)>,
+    received: Vec<Received>,
     /// Octets of the Write that came last.
     written: u32,
     open: Vec<u8>,

@@ -20,7 +20,7 @@ use crate::child::GUARD;
 
 /// RDMAP opcodes as numbers, those that no RFC names included.
 pub mod opcode {
-    #![allow(missing_docs, reason = "the names are those of RFC 5040")]
+    #![allow(missing_docs, reason = "the names are those of RFC 5040 and RFC 7306")]
     pub const WRITE: u8 = 0;
     pub const READ_REQUEST: u8 = 1;
     pub const READ_RESPONSE: u8 = 2;
@@ -29,6 +29,7 @@ pub mod opcode {
     pub const SEND_SOLICITED: u8 = 5;
     pub const SEND_SOLICITED_INVALIDATE: u8 = 6;
     pub const TERMINATE: u8 = 7;
+    pub const ATOMIC_REQUEST: u8 = 10;
 }
 
 /// A Request of revision 2 as the tests mostly want it: CRC, no markers, IRD and ORD of 16, client-server model.

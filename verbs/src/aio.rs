@@ -63,9 +63,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use iwarp_rdmap::AtomicOperation;
+
 pub(crate) use self::line::Line;
 use crate::cm::Connection;
-use crate::mem::RemoteMemory;
+use crate::mem::{MemoryError, MrSlice, RemoteMemory};
 use crate::wc::{FailedCompletion, WorkCompletion};
 use crate::wr::{PostErrorCause, RecvRequest, SendRequest, Sgl};
 
@@ -79,6 +81,9 @@ pub enum RequestError {
     /// It was posted and failed, or the connection ended first.
     #[error(transparent)]
     Failed(#[from] FailedCompletion),
+    /// It was carried out, but the region with the result was deregistered before it was looked at.
+    #[error("result not readable: {0}")]
+    Result(#[from] MemoryError),
 }
 
 /// A message that was received.
@@ -160,6 +165,57 @@ impl Connection {
         remote: RemoteMemory,
     ) -> Result<(), RequestError> {
         self.request(SendRequest::read(0, into, remote)).await.map(drop)
+    }
+
+    /// Adds `add` to the number of 64 bits at the start of the peer's memory `remote`, atomically
+    /// ([`SendRequest::fetch_add`]). Returns what it was, which `original`, eight octets, holds as well.
+    ///
+    /// Success means that it is done, and that everything sent before has arrived. Cancel-safe in the sense of
+    /// the [rules](crate::aio#rules): once polled it is carried out, and only the answer is lost.
+    pub async fn fetch_add(
+        &self,
+        original: MrSlice,
+        remote: RemoteMemory,
+        add: u64,
+    ) -> Result<u64, RequestError> {
+        self.atomic(original, remote, AtomicOperation::fetch_add(add)).await
+    }
+
+    /// Replaces the number of 64 bits at the start of the peer's memory `remote` by `swap` if it is `compare`,
+    /// atomically. Returns what it was: it was replaced if that is `compare`. Otherwise as
+    /// [`fetch_add`](Self::fetch_add).
+    pub async fn compare_swap(
+        &self,
+        original: MrSlice,
+        remote: RemoteMemory,
+        compare: u64,
+        swap: u64,
+    ) -> Result<u64, RequestError> {
+        self.atomic(original, remote, AtomicOperation::compare_swap(compare, swap)).await
+    }
+
+    /// Replaces the number of 64 bits at the start of the peer's memory `remote`, atomically, and returns what
+    /// it was. Otherwise as [`fetch_add`](Self::fetch_add).
+    pub async fn swap(
+        &self,
+        original: MrSlice,
+        remote: RemoteMemory,
+        swap: u64,
+    ) -> Result<u64, RequestError> {
+        self.atomic(original, remote, AtomicOperation::swap(swap)).await
+    }
+
+    /// Any Atomic Operation, with masks perhaps. Otherwise as [`fetch_add`](Self::fetch_add).
+    pub async fn atomic(
+        &self,
+        original: MrSlice,
+        remote: RemoteMemory,
+        operation: AtomicOperation,
+    ) -> Result<u64, RequestError> {
+        self.request(SendRequest::atomic(0, original.clone(), remote, operation)).await?;
+        let mut octets = [0; 8];
+        original.region().read_at(original.offset(), &mut octets)?;
+        Ok(u64::from_ne_bytes(octets))
     }
 
     /// Carries out any request of the send queue, with its flags; its id comes back in the completion.

@@ -137,8 +137,8 @@ pub struct QpConfig {
 
 impl QpConfig {
     /// A queue pair that reports to `cq`: the requests of both queues, unless [`recv_cq`](Self::recv_cq)
-    /// names another one for receives. Sizes are those of [`QpCaps::default`]; the peer may write and
-    /// read what the rights of regions allow.
+    /// names another one for receives. Sizes are those of [`QpCaps::default`]; the peer may do
+    /// what the rights of regions allow.
     #[must_use]
     pub fn new(cq: &CompletionQueue) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl QpConfig {
             recv_cq: cq.clone(),
             caps: QpCaps::default(),
             signal_all: false,
-            remote_access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+            remote_access: Access::REMOTE,
             remote_invalidate: true,
             extensions: true,
             srq: None,

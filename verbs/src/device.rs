@@ -205,6 +205,7 @@ impl Device {
             max_ird: config.max_ird.into(),
             max_ord: config.max_ord.into(),
             max_message: MESSAGE_MAX,
+            atomics: if config.extensions { AtomicScope::Global } else { AtomicScope::None },
         }
     }
 
@@ -346,4 +347,27 @@ pub struct DeviceAttributes {
     pub max_ord: u32,
     /// Octets of the longest message.
     pub max_message: u32,
+    /// What Atomics are atomic with.
+    pub atomics: AtomicScope,
+}
+
+/// What the Atomics of a device are atomic with. The integers are those of `enum ibv_atomic_cap`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum AtomicScope {
+    /// There are none: the extensions of RFC 7306 are [switched off](DeviceConfig::extensions).
+    None = 0,
+    /// With each other on one device. Not what this library offers.
+    Device = 1,
+    /// With each other on all devices of the process, and with atomic accesses of its processor.
+    Global = 2,
+}
+
+impl AtomicScope {
+    /// The integer libibverbs uses for this scope.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self as u32
+    }
 }

@@ -161,11 +161,11 @@ pub use channel::{CompletionChannel, CqEvent};
 pub use config::{ConfigError, DeviceConfig, DeviceLimits};
 pub use cq::CompletionQueue;
 pub use cq_arm::Notify;
-pub use device::{Device, DeviceAttributes};
+pub use device::{AtomicScope, Device, DeviceAttributes};
 pub use error::Error;
 pub use event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use iwarp_mpa::{FpduLimit, Revision, RtrTypes};
-pub use iwarp_rdmap::{Initiator, Terminate, TerminateCode};
+pub use iwarp_rdmap::{AtomicOperation, Initiator, Terminate, TerminateCode};
 pub use mem::{
     Access, FastRegion, Mapping, MemoryError, MemoryRegion, MemoryWindow, MrSlice, Owned,
     RegisterError, RemoteMemory, Reregister, ReregisterError, StableBytes, WindowBinding,

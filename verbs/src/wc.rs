@@ -93,6 +93,10 @@ pub enum WcOpcode {
     RdmaWrite = 1,
     /// An RDMA Read.
     RdmaRead = 2,
+    /// An atomic compare-and-swap; the original value is in its place.
+    CompSwap = 3,
+    /// An atomic addition; the original value is in its place.
+    FetchAdd = 4,
     /// The binding of a memory window.
     BindMw = 5,
     /// The invalidation of a key of this side.
@@ -216,6 +220,8 @@ mod tests {
             (WcOpcode::Send, 0, false),
             (WcOpcode::RdmaWrite, 1, false),
             (WcOpcode::RdmaRead, 2, false),
+            (WcOpcode::CompSwap, 3, false),
+            (WcOpcode::FetchAdd, 4, false),
             (WcOpcode::BindMw, 5, false),
             (WcOpcode::LocalInv, 6, false),
             (WcOpcode::RegMr, 32, false),

@@ -6,6 +6,7 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
+use iwarp_rdmap::AtomicOperation;
 use smallvec::SmallVec;
 
 pub use self::operation::{SendFlags, SendOperation};
@@ -80,7 +81,7 @@ impl FromIterator<MrSlice> for Sgl {
     }
 }
 
-/// A request for the send queue: a Send, an RDMA Write or an RDMA Read.
+/// A request for the send queue: a Send, an RDMA Write, an RDMA Read or an Atomic.
 ///
 /// A request holds the memory it uses: a region is not freed as long as a request names it, and the
 /// octets must be left alone until the request is done. `id` comes back as
@@ -176,6 +177,51 @@ impl SendRequest {
         }
     }
 
+    /// Adds `add` to the number of 64 bits at the start of `remote`, atomically, and puts what it was into
+    /// `original`: one element of eight octets, which get a number in host order.
+    ///
+    /// The number is one of the peer's host, in its order of octets, and its memory must be aligned to eight
+    /// octets. The peer's region needs [`Access::REMOTE_ATOMIC`], the local one [`Access::LOCAL_WRITE`].
+    /// Atomic with respect to all other Atomics on that memory, and to the accesses that
+    /// [`MemoryRegion::fetch_add_u64`](crate::MemoryRegion::fetch_add_u64) tells of. Counts as a Read of the
+    /// connection's ORD. Success means that it is done, and that everything this side sent before has arrived.
+    pub fn fetch_add(id: u64, original: impl Into<Sgl>, remote: RemoteMemory, add: u64) -> Self {
+        Self::atomic(id, original, remote, AtomicOperation::fetch_add(add))
+    }
+
+    /// Replaces the number at the start of `remote` by `swap` if it is `compare`, atomically. Otherwise as
+    /// [`fetch_add`](Self::fetch_add); whether it was replaced, the original value tells.
+    pub fn compare_swap(
+        id: u64,
+        original: impl Into<Sgl>,
+        remote: RemoteMemory,
+        compare: u64,
+        swap: u64,
+    ) -> Self {
+        Self::atomic(id, original, remote, AtomicOperation::compare_swap(compare, swap))
+    }
+
+    /// Replaces the number at the start of `remote` by `swap`, atomically. Otherwise as
+    /// [`fetch_add`](Self::fetch_add).
+    pub fn swap(id: u64, original: impl Into<Sgl>, remote: RemoteMemory, swap: u64) -> Self {
+        Self::atomic(id, original, remote, AtomicOperation::swap(swap))
+    }
+
+    /// Any Atomic Operation, with masks perhaps, on the number at the start of `remote`. Otherwise as
+    /// [`fetch_add`](Self::fetch_add).
+    pub fn atomic(
+        id: u64,
+        original: impl Into<Sgl>,
+        remote: RemoteMemory,
+        operation: AtomicOperation,
+    ) -> Self {
+        let operation = SendOperation::of_atomic(remote.rkey, remote.addr, operation);
+        Self {
+            remote_len: Some(remote.len),
+            ..Self::new(id, operation, Payload::Slices(original.into().0))
+        }
+    }
+
     /// Any request, with memory named by address and key: what a C program posts.
     ///
     /// Signalled only if `flags` say so.
@@ -221,7 +267,7 @@ impl SendRequest {
         self
     }
 
-    /// Starts the request only when all earlier Reads of the queue pair are complete.
+    /// Starts the request only when all earlier Reads and Atomics of the queue pair are complete.
     ///
     /// Those that send nothing wait in any case until earlier Sends and Writes have left local memory, so a
     /// fenced [`local_invalidate`](Self::local_invalidate) waits for all that is ahead of it.
@@ -290,6 +336,20 @@ impl SendRequest {
         Self { remote_len: Some(remote.len), ..Self::new(id, operation, payload) }
     }
 
+    /// What an Atomic needs: one element of eight octets, and a place that is a multiple of 8.
+    fn check_atomic(&self) -> Result<(), PostErrorCause> {
+        let (elements, len) = (self.payload.elements(), self.payload.len());
+        if elements != 1 || len != 8 {
+            return Err(PostErrorCause::AtomicSink { elements, len });
+        }
+        match self.operation.atomic() {
+            Some((_, addr, _)) if !addr.is_multiple_of(8) => {
+                Err(PostErrorCause::Misaligned { addr })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// All that posting checks besides the state of the queue pair and the room in its queue. Returns
     /// the length of the message.
     pub(crate) fn check(&self, caps: &QpCaps, domain: PdId) -> Result<u32, PostErrorCause> {
@@ -311,6 +371,13 @@ impl SendRequest {
             | SendOperation::LocalInvalidate { .. }
             | SendOperation::BindWindow { .. }
             | SendOperation::Register { .. } => (false, false),
+            SendOperation::FetchAdd { .. }
+            | SendOperation::CompareSwap { .. }
+            | SendOperation::MaskedFetchAdd { .. }
+            | SendOperation::MaskedCompareSwap { .. } => {
+                self.check_atomic()?;
+                (false, true)
+            }
         };
         if self.misplaced_invalidate {
             return Err(PostErrorCause::NotSupported("invalidation by anything but a Send"));
@@ -324,7 +391,9 @@ impl SendRequest {
             return Err(PostErrorCause::NotSupported("a flag that is not known"));
         }
         if read && matches!(self.payload, Payload::Inline(_)) {
-            return Err(PostErrorCause::NotSupported("inline data as the sink of a Read"));
+            return Err(PostErrorCause::NotSupported(
+                "inline data as the sink of a Read or Atomic",
+            ));
         }
         let need = if read { Access::LOCAL_WRITE } else { Access::empty() };
         check_elements(&self.payload, caps.max_send_sge, domain, need)?;

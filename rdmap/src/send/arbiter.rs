@@ -24,7 +24,7 @@ pub(crate) struct ResponseReady {
 }
 
 /// Shares the stream between own messages and Read Responses, one FPDU at a time. A Send may so be complete at
-/// its sink before an earlier Read Request is answered (ORD-14).
+/// its sink before an earlier Read Request or Atomic Request is answered (ORD-14, ORD-19).
 ///
 /// Neither side sends more than a burst of FPDUs while the other waits, but for one thing: two tagged
 /// messages, an own Write and a Read Response, are never mixed. DDP would allow it, as each tagged segment

@@ -29,6 +29,9 @@ pub(crate) enum Answer {
     Original(AtomicResponse),
 }
 
+/// Where the answer goes, if it is tagged.
+pub(super) type Sink = Option<(Stag, u64)>;
+
 impl Response {
     pub(super) const fn opcode(&self) -> Opcode {
         match self.answer {
@@ -69,8 +72,8 @@ impl Response {
         Culprit { ulpdu_len: self.ulpdu_len, header: self.header, read_request }
     }
 
-    /// The body of one segment of the answer, `offset` octets into it, and for a tagged one where it goes.
-    pub(super) fn body<'a, B>(&self, offset: u32) -> Option<(Option<(Stag, u64)>, Body<'a, B>)> {
+    /// The body of one segment of the answer, `offset` octets into it, and where it goes.
+    pub(super) fn body<'a, B>(&self, offset: u32) -> Option<(Sink, Body<'a, B>)> {
         match self.answer {
             Answer::Read { request, .. } => {
                 let stag = request.source_stag;

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag};
-use iwarp_rdmap::{InvalidateRefusal, Memory, Outcome, Receive, Received, Sink, WorkRefused};
+use iwarp_rdmap::{
+    AtomicOperation, AtomicRefusal, InvalidateRefusal, Memory, Outcome, Receive, Received, Sink,
+    WorkRefused,
+};
 
 use super::outbox::Outbox;
 use super::report::{Received as Message, Reporter};
@@ -261,6 +264,22 @@ impl Memory<Wqe> for QpMemory<'_> {
                 Some(Received { buffer, len, solicited, invalidated, immediate })
             }
         }
+    }
+
+    fn check_atomic(&mut self, stag: Stag, offset: u64) -> Result<(), AtomicRefusal> {
+        let peer = self.peer;
+        self.find(stag)?.check_atomic(peer, stag, offset)
+    }
+
+    fn atomic(
+        &mut self,
+        stag: Stag,
+        offset: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, AtomicRefusal> {
+        let peer = self.peer;
+        // EXT-04
+        self.find(stag)?.atomic(peer, stag, offset, operation)
     }
 
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal> {

@@ -7,6 +7,8 @@ use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use iwarp_rdmap::AtomicOperation;
+
 use super::buffer::{Pages, StableBytes};
 use super::region::{Owner, Registration};
 use super::{Access, Domain, MemoryError, Region, mapped};
@@ -191,6 +193,34 @@ impl MemoryRegion {
     /// be a multiple of 8.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), MemoryError> {
         self.0.program_guard()?.store_u64(offset, value)
+    }
+
+    /// Adds to the eight octets at `offset`, a number in host order, and returns what they were. Their
+    /// address must be a multiple of 8.
+    ///
+    /// Atomic with respect to this method and the next, to the program's own `AtomicU64` at that place, and to
+    /// all Atomics of peers, whatever queue pair they come by; sequentially consistent.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if the octets are not there, not aligned or not writable, or the region was
+    /// deregistered.
+    pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64, MemoryError> {
+        self.0.program_guard()?.update_u64(offset, AtomicOperation::fetch_add(add))
+    }
+
+    /// Replaces the eight octets at `offset`, a number in host order, by `swap` if they are `compare`, and
+    /// returns what they were. Atomic as [`fetch_add_u64`](Self::fetch_add_u64).
+    ///
+    /// # Errors
+    /// As [`fetch_add_u64`](Self::fetch_add_u64).
+    pub fn compare_swap_u64(
+        &self,
+        offset: usize,
+        compare: u64,
+        swap: u64,
+    ) -> Result<u64, MemoryError> {
+        let operation = AtomicOperation::compare_swap(compare, swap);
+        self.0.program_guard()?.update_u64(offset, operation)
     }
 
     /// The first octet, for programs that do their own volatile or atomic accesses.

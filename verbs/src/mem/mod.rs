@@ -14,6 +14,7 @@
 //! | `region.rs` | the region: checks, use guards, revocation |
 //! | `use_count.rs` | the word that counts users and shuts them out |
 //! | `copy.rs` | the loads and stores |
+//! | `atomic.rs` | the atomic read-modify-writes |
 //! | `error.rs` | [`MemoryError`] |
 //! | `buffer.rs` | memory of our own, and what a given buffer must promise |
 //! | `table.rs` | keys |
@@ -35,6 +36,7 @@
 )]
 
 mod access;
+mod atomic;
 mod buffer;
 mod copy;
 mod descriptor;

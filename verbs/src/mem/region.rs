@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use iwarp_ddp::{Refusal, Stag, range_in};
+use iwarp_rdmap::{AtomicOperation, AtomicRefusal};
 use parking_lot::Mutex;
 
 use super::buffer::Pages;
 use super::tenants::Tenants;
 use super::use_count::UseCount;
 use super::view::{Part, View};
-use super::{Access, KeyTable, MemoryError, Origin, copy};
+use super::{Access, KeyTable, MemoryError, Origin, atomic, copy};
 
 /// Identity of what a key can be associated with: a protection domain, or the one queue pair that a
 /// window of type 2 is bound to. Never used twice in a process.
@@ -346,6 +347,43 @@ impl Region {
         guard.copy_out(offset, into).map_err(|_| Refusal::Bounds)
     }
 
+    /// Decides whether a peer may run an Atomic at tagged offset `to` (EXT-20). Looks, but holds nothing.
+    pub(crate) fn check_atomic(
+        &self,
+        peer: Peer,
+        stag: Stag,
+        to: u64,
+    ) -> Result<(), AtomicRefusal> {
+        let guard = self.use_guard().ok_or(Refusal::InvalidStag)?;
+        self.place_of_atomic(&guard, peer, stag, to).map(drop)
+    }
+
+    /// Runs an Atomic for a peer: all checks, then the operation, or nothing at all. Tells what was there.
+    pub(crate) fn atomic(
+        &self,
+        peer: Peer,
+        stag: Stag,
+        to: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, AtomicRefusal> {
+        let guard = self.use_guard().ok_or(Refusal::InvalidStag)?;
+        let offset = self.place_of_atomic(&guard, peer, stag, to)?;
+        guard.update_u64(offset, operation).map_err(|_| Refusal::Rights.into())
+    }
+
+    fn place_of_atomic(
+        &self,
+        guard: &UseGuard<'_>,
+        peer: Peer,
+        stag: Stag,
+        to: u64,
+    ) -> Result<usize, AtomicRefusal> {
+        let offset = self.check_remote(peer, stag, Access::REMOTE_ATOMIC, to, 8)?;
+        // EXT-08: the memory counts, not the tagged offset. What lies in two pieces is no word either.
+        guard.aligned(offset).map_err(|_| AtomicRefusal::Misaligned)?;
+        Ok(offset)
+    }
+
     /// Copies into the memory of a work request: a receive buffer or a Read sink.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
         let guard = self.use_guard().ok_or_else(|| self.why_invalid())?;
@@ -646,6 +684,19 @@ impl UseGuard<'_> {
         // SAFETY: as above, and writable.
         unsafe { copy::store_u64(at, value) };
         Ok(())
+    }
+
+    /// Carries out an operation on eight octets at once, and tells what they were.
+    pub(super) fn update_u64(
+        &self,
+        offset: usize,
+        operation: AtomicOperation,
+    ) -> Result<u64, MemoryError> {
+        self.region.program_may_write()?;
+        let at = self.aligned(offset)?;
+        // SAFETY: eight aligned octets of the region, whose memory stays while the guard is held, and is
+        // writable.
+        Ok(unsafe { atomic::update(at, operation) })
     }
 
     fn aligned(&self, offset: usize) -> Result<*mut u8, MemoryError> {

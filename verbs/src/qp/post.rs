@@ -218,6 +218,10 @@ impl QpInner {
                     solicited: flags.contains(SendFlags::SOLICITED),
                 }
             }
+            SendOperation::FetchAdd { .. }
+            | SendOperation::CompareSwap { .. }
+            | SendOperation::MaskedFetchAdd { .. }
+            | SendOperation::MaskedCompareSwap { .. } => atomic(operation),
             SendOperation::SendWithImm { .. } => unreachable!("refused by the checks of posting"),
             SendOperation::RdmaRead { remote_addr, rkey } => OperationKind::Read {
                 sink_stag: draw_sink(),
@@ -239,6 +243,15 @@ impl QpInner {
         let fence = flags.contains(SendFlags::FENCE);
         Operation { kind, len, fence, buffer: Wqe::Send(wqe) }
     }
+}
+
+/// What the stream is to do for an Atomic.
+#[cold]
+fn atomic(operation: SendOperation) -> OperationKind {
+    let Some((rkey, offset, operation)) = operation.atomic() else {
+        unreachable!("called for Atomics")
+    };
+    OperationKind::Atomic { stag: Stag::from_raw(rkey), offset, operation: Box::new(operation) }
 }
 
 /// The eight octets for 32 bits: these first, in network order, and the rest zero.

@@ -51,7 +51,7 @@ impl SendQueue {
     pub(crate) fn gather(&self, operation: Operation<Wqe>) -> bool {
         let octets = match operation.kind {
             // Its request is small.
-            OperationKind::Read { .. } => 0,
+            OperationKind::Read { .. } | OperationKind::Atomic { .. } => 0,
             _ => u64::from(operation.len),
         };
         let mut posted = self.posted.lock();

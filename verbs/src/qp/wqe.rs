@@ -43,7 +43,7 @@ pub(crate) struct SendWqe {
     pub(crate) opcode: WcOpcode,
     /// Whether success is reported; a failure always is.
     pub(crate) signaled: bool,
-    /// Source of a Send or Write, sink of a Read.
+    /// Source of a Send or Write, sink of a Read or Atomic.
     pub(crate) payload: Payload,
     pub(crate) reply: Reply,
 }
@@ -64,6 +64,16 @@ pub(crate) enum Wqe {
 }
 
 impl Payload {
+    /// Elements; inline data is one.
+    pub(crate) fn elements(&self) -> usize {
+        match self {
+            Self::Inline(_) => 1,
+            Self::Slices(slices) => slices.len(),
+            Self::Raw(elements) => elements.len(),
+            Self::Work(_) => 0,
+        }
+    }
+
     /// Sum of the element lengths, in octets.
     pub(crate) fn len(&self) -> u64 {
         match self {

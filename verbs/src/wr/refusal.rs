@@ -98,6 +98,20 @@ pub enum PostErrorCause {
         /// The element, from 0.
         element: usize,
     },
+    /// An Atomic brings eight octets, and needs one element of that length for them.
+    #[error("an Atomic brings 8 octets into one element, not {len} into {elements}")]
+    AtomicSink {
+        /// Elements of the request.
+        elements: usize,
+        /// Octets of the request.
+        len: u64,
+    },
+    /// An Atomic names a place that is not a multiple of 8.
+    #[error("remote address {addr:#x} of an Atomic is not a multiple of 8")]
+    Misaligned {
+        /// The place.
+        addr: u64,
+    },
     /// The process was forked from the one that opened the device (FC-064).
     #[error("the device belongs to the process that this one was forked from")]
     Forked,

@@ -45,10 +45,27 @@ fn flags_and_operations_have_the_values_of_libibverbs() {
         (SendOperation::Send, 2, WcOpcode::Send),
         (SendOperation::SendWithImm { imm: 0 }, 3, WcOpcode::Send),
         (SendOperation::RdmaRead { remote_addr: 0, rkey: 0 }, 4, WcOpcode::RdmaRead),
+        (
+            SendOperation::CompareSwap { remote_addr: 0, rkey: 0, compare: 0, swap: 0 },
+            5,
+            WcOpcode::CompSwap,
+        ),
+        (SendOperation::FetchAdd { remote_addr: 0, rkey: 0, add: 0 }, 6, WcOpcode::FetchAdd),
         (SendOperation::SendWithInvalidate { rkey: 0 }, 9, WcOpcode::Send),
+        (SendOperation::of_atomic(0, 0, AtomicOperation::swap(1)), 12, WcOpcode::CompSwap),
+        (
+            SendOperation::of_atomic(0, 0, AtomicOperation::FetchAdd { add: 1, mask: 1 }),
+            13,
+            WcOpcode::FetchAdd,
+        ),
     ];
     for (operation, value, opcode) in operations {
         assert_eq!((operation.value(), operation.wc_opcode()), (value, opcode));
+        let extension = matches!(value, 1 | 5 | 6 | 12 | 13);
+        assert_eq!(operation.is_extension(), extension, "{operation}");
+        if let Some((rkey, addr, atomic)) = operation.atomic() {
+            assert_eq!(SendOperation::of_atomic(rkey, addr, atomic), operation);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
 
+mod atomics;
 mod bulk;
 mod faults;
 mod flush;

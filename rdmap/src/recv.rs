@@ -58,6 +58,14 @@ enum PeerWrite {
     Ended(u32),
 }
 
+/// The own Read that a segment of a response belongs to.
+struct Due<'a, B> {
+    /// Number and buffer; `None` for an RTR.
+    operation: Option<&'a (u64, B)>,
+    /// Octets that are placed with the segment.
+    end: u32,
+}
+
 #[derive(Debug)]
 struct Message<B> {
     opcode: Opcode,
@@ -220,8 +228,8 @@ impl<B> Receiver<B> {
                 Some((Sink::Tagged { stag: segment.stag, offset }, len.checked_sub(placed)?))
             }
             Opcode::ReadResponse => {
-                let (operation, _) = self.due_response(&segment, len, transmitted).ok()?;
-                let (_, buffer) = operation?;
+                let due = self.due_response(&segment, len, transmitted).ok()?;
+                let (_, buffer) = due.operation?;
                 let offset = u64::from(self.read_placed).saturating_add(placed as u64);
                 Some((Sink::Local { buffer, offset }, len.checked_sub(placed)?))
             }
@@ -559,7 +567,7 @@ impl<B> Receiver<B> {
         transmitted: u64,
     ) -> Result<Accepted<B>, Fault> {
         let len = segment.payload.len().saturating_add(placed);
-        let (operation, end) = self.due_response(segment, len, transmitted)?;
+        let Due { operation, end } = self.due_response(segment, len, transmitted)?;
         if let Some((_, buffer)) = operation
             && !segment.payload.is_empty()
         {
@@ -586,7 +594,7 @@ impl<B> Receiver<B> {
         segment: &TaggedSegment<'_>,
         len: usize,
         transmitted: u64,
-    ) -> Result<(Option<&(u64, B)>, u32), Fault> {
+    ) -> Result<Due<'_, B>, Fault> {
         // RDMAP-035. A peer that answers what was not sent yet answers something else.
         let (operation, sink_stag, sink_offset, owed) = match self.expected.front() {
             Some(&Expected {
@@ -614,7 +622,7 @@ impl<B> Receiver<B> {
             .and_then(|len| placed.checked_add(len))
             .filter(|&end| end <= owed && (end == owed || !segment.last))
             .ok_or_else(|| bad(TaggedError::Bounds))?;
-        Ok((operation.as_ref(), end))
+        Ok(Due { operation: operation.as_ref(), end })
     }
 
     fn terminate(&mut self, segment: &UntaggedSegment<'_>) -> Result<Accepted<B>, Fault> {

@@ -5,8 +5,10 @@
 use std::fmt;
 
 use iwarp_mpa::Role;
+use iwarp_rdmap::{CloseCause, Initiator, Terminate};
 use tracing::Span;
 
+use crate::cm::CloseReason;
 use crate::sys::Socket;
 
 /// The target of what happens while connections are set up.
@@ -38,4 +40,34 @@ pub(crate) fn connection(qp: u32, socket: &Socket, role: Role) -> Option<Box<Spa
         },
     );
     (!span.is_disabled()).then(|| Box::new(span))
+}
+
+/// A Terminate goes out, for this cause, or has come in.
+#[cold]
+pub(crate) fn terminate(
+    qp: u32,
+    by: Initiator,
+    terminate: &Terminate,
+    cause: Option<&iwarp_rdmap::Error>,
+) {
+    let code = terminate.likely_code();
+    let meaning = code.meaning();
+    match cause {
+        Some(cause) if by != Initiator::Remote => {
+            tracing::info!(target: CONNECTION, qp, %code, meaning, %cause, "Terminate sent");
+        }
+        _ => tracing::info!(target: CONNECTION, qp, %code, meaning, "Terminate received"),
+    }
+}
+
+/// A connection is over.
+#[cold]
+pub(crate) fn end(qp: u32, cause: &CloseCause) {
+    let reason = CloseReason::from(cause);
+    match cause {
+        CloseCause::Orderly | CloseCause::User => {
+            tracing::debug!(target: CONNECTION, qp, %reason, "closed");
+        }
+        _ => tracing::info!(target: CONNECTION, qp, %reason, "closed"),
+    }
 }

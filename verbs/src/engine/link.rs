@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use iwarp_mpa::{FpduLimit, SizePlan, mulpdu};
 use iwarp_rdmap::{
-    Clock, CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, Terminate,
-    TerminateCode,
+    Clock, CloseCause, Event, Initiator, Operation, Outcome, Shutdown, State, Stream, TerminateCode,
 };
 use tracing::Span;
 use tracing::span::EnteredSpan;
@@ -24,14 +23,13 @@ use super::scratch::{RX_LEN, Scratch};
 use super::tx::{Sent, Tx};
 use super::verdict::{self, Verdict};
 use super::{Caller, Progress};
-use crate::cm::CloseReason;
 use crate::event::AsyncEventKind;
 use crate::qp::state::QpEvent;
 use crate::qp::wqe::Wqe;
 use crate::qp::{Ending, QpInner};
 use crate::stats::{Passes, QpStats};
 use crate::sys::{Interest, Socket};
-use crate::trace::CONNECTION;
+use crate::trace::{self, CONNECTION};
 
 /// Batches between two looks at the EMSS, in the long run. TCP begins with a smaller one than it will
 /// use, so the first looks come earlier.
@@ -118,34 +116,6 @@ impl Sizes {
             }
             _ => plan,
         }
-    }
-}
-
-#[cold]
-fn trace_terminate(
-    qp: u32,
-    by: Initiator,
-    terminate: &Terminate,
-    cause: Option<&iwarp_rdmap::Error>,
-) {
-    let code = terminate.likely_code();
-    let meaning = code.meaning();
-    match cause {
-        Some(cause) if by != Initiator::Remote => {
-            tracing::info!(target: CONNECTION, qp, %code, meaning, %cause, "Terminate sent");
-        }
-        _ => tracing::info!(target: CONNECTION, qp, %code, meaning, "Terminate received"),
-    }
-}
-
-#[cold]
-fn trace_end(qp: u32, cause: &CloseCause) {
-    let reason = CloseReason::from(cause);
-    match cause {
-        CloseCause::Orderly | CloseCause::User => {
-            tracing::debug!(target: CONNECTION, qp, %reason, "closed");
-        }
-        _ => tracing::info!(target: CONNECTION, qp, %reason, "closed"),
     }
 }
 
@@ -514,7 +484,7 @@ impl Link {
                         Initiator::User | Initiator::Local => counters.terminates_sent.count(),
                         Initiator::Remote => counters.terminates_received.count(),
                     }
-                    trace_terminate(qp.number, by, &terminate, cause.as_ref());
+                    trace::terminate(qp.number, by, &terminate, cause.as_ref());
                     self.verdict = Some(verdict::of_terminate(by, &terminate, cause.as_ref()));
                     qp.remember(Ending { by, terminate });
                 }
@@ -523,7 +493,7 @@ impl Link {
                     if let CloseCause::Lost(_) = cause {
                         qp.device.counters.connections_lost.count();
                     }
-                    trace_end(qp.number, &cause);
+                    trace::end(qp.number, &cause);
                     let verdict = self.verdict.unwrap_or_else(|| verdict::of_close(&cause));
                     // An error that a completion tells is not told by an event as well. // V9
                     if let (Some(kind), false) = (verdict, reporter.culprit) {

@@ -18,7 +18,7 @@ Makes two network namespaces joined by a veth link and runs \`two_host --connect
 the other. Needs no root where \`unshare -Urn\` is allowed, and touches nothing outside of its namespaces.
 
 Options:
-  --program NAME    run this example instead of two_host: kv_store, work_queue, ping_pong
+  --program NAME    run this example instead of two_host: kv_store, work_queue, counter_lock, ping_pong
   --to-a WORD       give WORD to the connecting end only; may be repeated
   --to-b WORD       give WORD to the listening end only; may be repeated
   --netem WORDS     make the link bad, in the words of tc: "delay 1ms loss 0.1% reorder 1%". Done by the kernel's
@@ -34,6 +34,7 @@ Every other ARGUMENT goes to both ends of two_host. What only one end takes goes
 
   examples/two_hosts.sh --netem "delay 1ms loss 0.1% reorder 1%" --file /usr/bin/bash
   examples/two_hosts.sh --program work_queue --to-b --jobs=5000 --to-b --size=4k
+  examples/two_hosts.sh --program counter_lock --to-b --members=1 --to-a --increments=5000
   examples/two_hosts.sh --mtu 9000 --offload-off --capture /tmp/iwarp.pcap --markers --no-crc
 
 Environment: TWO_HOST and LINK name programs to run instead of building the examples.

@@ -5,6 +5,7 @@
 //! | `two_host` | await | every operation once, each octet checked; a file of any size by one-sided writes |
 //! | `kv_store` | await | a key-value store whose GETs are RDMA Reads that the server never hears of |
 //! | `work_queue` | both | jobs and results by RDMA Write with immediate data; all workers share their receives |
+//! | `counter_lock` | await | a counter and a lock in memory of a host whose program does nothing |
 //! | `ping_pong` | polling | how long a message takes between two ends that poll |
 //! | `link` | | a bad network in user space, for kernels without netem |
 //!

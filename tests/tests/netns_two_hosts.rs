@@ -88,18 +88,28 @@ fn the_script_with_a_bad_network() {
     }
 }
 
-/// Another example through the same script: what one end takes is given to that end.
+/// Other examples through the same script: what one end takes is given to that end.
 #[test]
-fn the_script_runs_the_work_queue() {
-    let mut command = Command::new(SCRIPT);
-    command.env("TWO_HOST", example("work_queue")).env("LINK", example("link"));
-    command.args(["--program", "work_queue", "--netem", "delay 1ms reorder 1%"]);
-    command.args(["--to-b", "--jobs=200", "--to-b", "--size=4k", "--to-a", "--takes=1ms"]);
-    let ended = Child::start(&mut command).wait();
-    if ended.status.code() == Some(SKIPPED) {
-        skip!(ended.stderr);
+fn the_script_runs_other_programs() {
+    let queue = ["--to-b=--jobs=200", "--to-b=--size=4k", "--to-a=--takes=1ms"];
+    let lock = ["--to-b=--members=1", "--to-a=--increments=200", "--to-a=--turns=50"];
+    for (program, words, a, b) in [
+        ("work_queue", queue, "A | 200 jobs done", "each result is right"),
+        ("counter_lock", lock, "A | 200 increments, and 50 turns", "B | 1 members in"),
+    ] {
+        let mut command = Command::new(SCRIPT);
+        command.env("TWO_HOST", example(program)).env("LINK", example("link"));
+        command.args(["--program", program, "--netem", "delay 1ms reorder 1%"]);
+        command.args(words.iter().flat_map(|word| {
+            let (option, value) = word.split_once('=').expect("an option and what it is given");
+            [option, value]
+        }));
+        let ended = Child::start(&mut command).wait();
+        if ended.status.code() == Some(SKIPPED) {
+            skip!(ended.stderr);
+        }
+        assert!(ended.status.success(), "{ended:?}");
+        assert!(ended.stdout.contains(a), "{}", ended.stdout);
+        assert!(ended.stdout.contains(b), "{}", ended.stdout);
     }
-    assert!(ended.status.success(), "{ended:?}");
-    assert!(ended.stdout.contains("A | 200 jobs done"), "{}", ended.stdout);
-    assert!(ended.stdout.contains("each result is right"), "{}", ended.stdout);
 }

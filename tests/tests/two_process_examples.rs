@@ -128,3 +128,39 @@ fn work_queue_survives_its_workers() {
     }
     assert!(run("work_queue", &["--help"]).stdout.contains("--receives"));
 }
+
+/// EXT-04: many members, one counter and one lock, and the host's own `CompareSwap` beside theirs.
+#[test]
+fn counter_lock_loses_nothing() {
+    let told = json(
+        "counter_lock",
+        &["--members", "3", "--increments", "2000", "--turns", "300", "--json"],
+    );
+    assert_eq!((&told["counter"], &told["turns"]), (&6000.into(), &900.into()), "{told}");
+    assert_eq!((&told["members_lost"], &told["locks_freed"]), (&0.into(), &0.into()), "{told}");
+    assert!(told["tries"].as_u64() >= Some(900), "{told}");
+}
+
+/// A member that is killed while it has the lock keeps nobody from it.
+#[test]
+fn counter_lock_survives_its_members() {
+    let mut host = start("counter_lock", &["--listen", "127.0.0.1:0", "--members", "2"]);
+    let addr = host.line().strip_prefix("listening on ").expect("where").to_owned();
+    let member = |arguments: &[&str]| {
+        start("counter_lock", &[&["--connect", &addr, "--increments", "10"], arguments].concat())
+    };
+    let mut lost = member(&["--turns", "1", "--keeps", "300s"]);
+    assert_eq!(lost.line(), format!("member 1 of {addr}"));
+    assert_eq!(lost.line(), "member 1 has the lock for 300 s");
+    let mut other = member(&["--turns", "20"]);
+    assert_eq!(other.line(), format!("member 2 of {addr}"));
+    lost.kill();
+    let ended = other.wait();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(ended.stdout.contains("10 increments, and 20 turns with the lock"), "{ended:?}");
+    let ended = host.wait();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(ended.stdout.contains("1 members were lost, and 1 times with the lock"), "{ended:?}");
+    assert_eq!(run("counter_lock", &["--members", "0"]).status.code(), Some(1));
+    assert!(run("counter_lock", &["--help"]).stdout.contains("--turns"));
+}

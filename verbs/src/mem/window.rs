@@ -38,7 +38,7 @@ impl WindowType {
 /// [`destroy`](Self::destroy), or when its last handle is dropped; both unbind it.
 ///
 /// A window of type 2 that was bound through a queue pair belongs to that queue pair: its key is refused on
-/// every other connection (SEC-02), and out of force when the queue pair is destroyed (decision V5).
+/// every other connection (SEC-02), and out of force when the queue pair is destroyed (decision V5) or reset.
 #[derive(Clone)]
 pub struct MemoryWindow(Arc<Holder>);
 

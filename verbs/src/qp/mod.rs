@@ -152,9 +152,9 @@ impl QueuePair {
     /// Changes it: its state, what its peer may do, or its ORD.
     ///
     /// States: `Err` resets the connection and flushes; `Sqd` is [`disconnect`](Self::disconnect); `Sqe`
-    /// sends a Terminate; `Reset` is possible once everything is flushed, and `Init` from there, after which
-    /// the queue pair can be connected anew. Everything else is refused: connecting is the connection
-    /// manager's business.
+    /// sends a Terminate; `Reset` is possible once everything is flushed, and puts windows of type 2 that are
+    /// bound through it out of force; `Init` follows it, after which the queue pair can be connected anew.
+    /// Everything else is refused: connecting is the connection manager's business.
     ///
     /// # Errors
     /// [`Error::State`] if the state does not allow it; [`Error::Busy`] for `Reset` while a connection or

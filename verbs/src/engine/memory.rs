@@ -96,13 +96,13 @@ impl<'a> QpMemory<'a> {
     /// A window or a fast-registered region may have got new memory under the key it had before; then what
     /// was found last is not it any more, and says so.
     #[inline]
-    fn with<R>(
+    fn with<R, E: From<Refusal> + PartialEq>(
         &mut self,
         stag: Stag,
-        mut access: impl FnMut(&Region) -> Result<R, Refusal>,
-    ) -> Result<R, Refusal> {
+        mut access: impl FnMut(&Region) -> Result<R, E>,
+    ) -> Result<R, E> {
         match access(self.find(stag)?) {
-            Err(Refusal::InvalidStag) => access(self.find_anew(stag)?),
+            Err(refusal) if refusal == Refusal::InvalidStag.into() => access(self.find_anew(stag)?),
             done => done,
         }
     }
@@ -268,7 +268,7 @@ impl Memory<Wqe> for QpMemory<'_> {
 
     fn check_atomic(&mut self, stag: Stag, offset: u64) -> Result<(), AtomicRefusal> {
         let peer = self.peer;
-        self.find(stag)?.check_atomic(peer, stag, offset)
+        self.with(stag, |region| region.check_atomic(peer, stag, offset))
     }
 
     fn atomic(
@@ -279,7 +279,7 @@ impl Memory<Wqe> for QpMemory<'_> {
     ) -> Result<u64, AtomicRefusal> {
         let peer = self.peer;
         // EXT-04
-        self.find(stag)?.atomic(peer, stag, offset, operation)
+        self.with(stag, |region| region.atomic(peer, stag, offset, operation))
     }
 
     fn invalidate(&mut self, stag: Stag) -> Result<(), InvalidateRefusal> {

@@ -1,7 +1,13 @@
 //! Windows, fast registration and invalidation over a connection: order, statuses, and who may what.
 
+use iwarp_ddp::{Placement as _, Source as _, Stag};
+use iwarp_rdmap::{AtomicOperation, Memory as _};
+
 use super::*;
-use crate::mem::{FastRegion, Mapping, MemoryWindow, WindowBinding, WindowType};
+use crate::engine::memory::{QpMemory, Recent};
+use crate::engine::outbox::Outbox;
+use crate::engine::report::Reporter;
+use crate::mem::{FastRegion, LocalWork, Mapping, MemoryWindow, WindowBinding, WindowType};
 use crate::wc::{WcFlags, WcOpcode};
 use crate::wr::{PostErrorCause, RawSge, RecvRequest, SendFlags, SendOperation, SendRequest};
 
@@ -337,6 +343,44 @@ fn the_same_key_may_name_other_memory() {
     }
 }
 
+/// Within one pass, too, a key may get other memory, and whatever comes by it finds that.
+#[test]
+fn every_access_finds_what_the_key_names_now() {
+    type Try = fn(&mut QpMemory<'_>, Stag) -> bool;
+    let table: [(&str, Try); 7] = [
+        ("Write", |mem, stag| mem.place_tagged(stag, 0, b"octet").is_ok()),
+        ("Read", |mem, stag| mem.read_tagged(stag, 0, &mut [0; 5]).is_ok()),
+        ("Read Request", |mem, stag| mem.check_tagged(stag, 0, 5).is_ok()),
+        ("Read from its place", |mem, stag| mem.remote_source(stag, 0, 5).is_ok()),
+        ("Atomic Request", |mem, stag| mem.check_atomic(stag, 0).is_ok()),
+        ("Atomic", |mem, stag| mem.atomic(stag, 0, AtomicOperation::fetch_add(1)).is_ok()),
+        ("invalidation", |mem, stag| mem.invalidate(stag).is_ok()),
+    ];
+    let end = Setup::default().end();
+    let two = window(&end, WindowType::Two);
+    let stag = Stag::from_raw(two.rkey_with(5));
+    let qp = &end.qp.0.inner;
+    let bind = || {
+        let region = alloc(&end.pd, 8, BINDABLE);
+        let binding =
+            WindowBinding::new(&region.as_slice_all(), Access::REMOTE | Access::ZERO_BASED);
+        let work = LocalWork::Bind { window: two.clone(), key: 5, binding };
+        work.perform(qp.peer()).expect("bound");
+    };
+    for (what, access) in table {
+        let (mut recent, mut reporter) = (Recent::default(), Reporter::default());
+        let mut out = Outbox::default();
+        let mut mem = QpMemory::new(qp, &mut recent, false, &mut reporter, &mut out);
+        bind();
+        mem.check_tagged(stag, 0, 8).expect("what is remembered");
+        LocalWork::Invalidate { stag }.perform(qp.peer()).expect("invalid");
+        bind();
+        assert!(access(&mut mem, stag), "{what}");
+        LocalWork::Invalidate { stag }.perform(qp.peer()).expect("invalid");
+        assert_eq!(access(&mut mem, stag), what == "invalidation", "{what}");
+    }
+}
+
 /// FC-062: whatever is wrong with an invalidation, the key goes on working for others.
 #[test]
 fn fc_062_a_refused_invalidation_changes_nothing() {
@@ -384,7 +428,7 @@ fn fc_062_a_refused_invalidation_changes_nothing() {
         let Pair { a, b } = connect(&Setup::default());
         let pair = beside(&a);
         let (key, code) = make(&a, &pair.a);
-        let found = || crate::mem::KeyTable::of_process().lookup(iwarp_ddp::Stag::from_raw(key));
+        let found = || crate::mem::KeyTable::of_process().lookup(Stag::from_raw(key));
         let before = found().map(|region| region.is_valid());
         a.qp.post_recv(RecvRequest::new(5, ())).unwrap();
         b.qp.post_send(SendRequest::send(6, ()).invalidate(key)).unwrap();

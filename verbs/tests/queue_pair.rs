@@ -47,7 +47,12 @@ fn a_queue_pair_counts_what_happens_and_remembers_it() {
     near_end.disconnect();
     far_end.wait_closed(GUARD).unwrap();
     near_end.wait_closed(GUARD).unwrap();
-    assert_eq!(b.stats(), live, "kept beyond the end");
+    // The end itself took a pass of somebody; what moved is what it was.
+    let moved = |stats: &QpStats| {
+        let passes = |name: &str| name.starts_with("passes_of") || name.starts_with("polls_with");
+        stats.iter().filter(|(name, _)| !passes(name)).collect::<Vec<_>>()
+    };
+    assert_eq!(moved(&b.stats()), moved(&live), "kept beyond the end");
     assert_eq!(b.ending(), None, "nothing was wrong");
 }
 

@@ -2,7 +2,9 @@
 
 mod deaths;
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
@@ -152,6 +154,18 @@ fn completions_are_those_of_a_queue_of_its_own() {
     assert_eq!((second.byte_len, second.flags), (2, WcFlags::WITH_INV));
     assert_eq!(second.invalidated_rkey, Some(key.rkey()));
     assert_eq!(content(&sink)[..3], [8, 8, 7]);
+    // FC-073: immediate data takes one receive and places nothing in it.
+    let far = hall.server.region(16);
+    hall.srq.post_recv(RecvRequest::new(2, sink.as_slice_all())).unwrap();
+    hall.srq.post_recv(RecvRequest::new(3, ())).unwrap();
+    let write = SendRequest::write_inline_with_imm(3, [9; 16], far.remote(), 0x1234_5678);
+    client.post_send(write).unwrap();
+    let third = hall.received();
+    assert_success(&third, 2);
+    assert_eq!((third.opcode, third.byte_len), (WcOpcode::RecvRdmaWithImm, 16));
+    assert_eq!((third.flags, third.imm_data), (WcFlags::WITH_IMM, Some(0x1234_5678)));
+    assert_eq!((content(&far), content(&sink)[0]), (vec![9; 16], 8));
+    assert_eq!(hall.srq.query().available, 1);
 }
 
 /// A queue pair with a shared queue has none of its own, and says so.
@@ -264,6 +278,51 @@ fn a_list_of_receives_serves_many() {
     qps.sort_unstable();
     qps.dedup();
     assert_eq!(qps.len(), N);
+}
+
+/// Ends the threads of a test with it.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Threads that post against threads that send, with a few places for all: every message gets through.
+#[test]
+fn nobody_is_forgotten_when_receives_are_scarce() {
+    const CLIENTS: usize = 8;
+    // Not signalled, so no place of a send queue is free again.
+    const EACH: usize = 120;
+    let hall = Hall::new(CLIENTS, &SrqConfig { max_wr: 3, ..SrqConfig::default() });
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let hall = &hall;
+            scope.spawn(move || (0..EACH as u64).for_each(|id| hall.send(client, id)));
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    // Most of the time there is no place.
+                    drop(hall.srq.post_recv(RecvRequest::new(0, ())));
+                    thread::yield_now();
+                }
+            });
+        }
+        // Also if this panics.
+        let _done = Done(&done);
+        let mut received = BTreeMap::new();
+        for _ in 0..CLIENTS * EACH {
+            let wc = hall.received();
+            assert_success(&wc, 0);
+            *received.entry(wc.qp_num).or_insert(0) += 1;
+        }
+        assert_eq!(received.into_values().collect::<Vec<_>>(), [EACH; CLIENTS]);
+    });
+    assert_eq!(hall.srq.query().waiting, 0);
+    assert!(hall.pairs.iter().any(|pair| pair.b.qp.stats().held_back > 0));
 }
 
 /// The one whose turn it would be ends: the next gets the receive.

@@ -1,6 +1,6 @@
 //! Queue pairs that end while they share their receives.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -141,7 +141,7 @@ impl<'a> QpMemory<'a> {
                 Some((self.found.clone()?, at))
             }
             Sink::Local { buffer, offset } => {
-                let (domain, need) = (self.peer.domain, Access::LOCAL_WRITE);
+                let (domain, need) = (self.sink_domain(buffer), Access::LOCAL_WRITE);
                 let mut found = None;
                 walk(buffer.payload(), offset, len, |piece, _, part| {
                     found = match piece {
@@ -160,6 +160,15 @@ impl<'a> QpMemory<'a> {
                 .ok()?;
                 found
             }
+        }
+    }
+
+    /// The domain in which the keys of a receive or of the sink of a Read are looked up: with a shared receive
+    /// queue they may be different ones.
+    fn sink_domain(&self, sink: &Wqe) -> PdId {
+        match sink {
+            Wqe::Receive(_) => self.qp.rq.domain(self.peer.domain),
+            Wqe::Send(_) => self.peer.domain,
         }
     }
 
@@ -184,11 +193,7 @@ impl Placement for QpMemory<'_> {
     }
 
     fn place_local(&mut self, sink: &Wqe, offset: u64, payload: &[u8]) -> Result<(), LocalFault> {
-        // Of a shared receive queue it may be another one.
-        let domain = match sink {
-            Wqe::Receive(_) => self.qp.rq.domain(self.peer.domain),
-            Wqe::Send(_) => self.peer.domain,
-        };
+        let domain = self.sink_domain(sink);
         walk(sink.payload(), offset, payload.len(), |piece, from, len| {
             let octets = payload.get(from..from + len).ok_or(LocalFault::Length)?;
             match piece {

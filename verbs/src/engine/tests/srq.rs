@@ -187,41 +187,49 @@ fn its_own_receive_queue_takes_nothing() {
     assert_eq!(hall.pairs[0].a.qp.query().receives_held, None);
 }
 
-/// Buffers are of the domain of the shared queue, whatever those of its queue pairs are.
+/// Buffers are of the domain of the shared queue, whatever those of its queue pairs are. Long messages without a CRC
+/// go straight to where they belong, if they may.
 #[test]
 fn receives_are_checked_against_the_domain_of_the_shared_queue() {
-    let hall = Hall::new(0, &SrqConfig { max_sge: 2, ..SrqConfig::default() });
-    let other = hall.server.device.alloc_pd();
-    let foreign = alloc(&other, 64, ALL);
-    let ours = hall.server.region(64);
-    let config = QpConfig::new(&hall.server.send_cq).recv_cq(&hall.server.recv_cq);
-    let qp = other.create_qp(&config.shared_receive_queue(&hall.srq)).unwrap();
-    let mut pair = Pair { a: hall.setup.end(), b: hall.setup.end() };
-    pair.b.qp = qp;
-    hall.setup.join(&pair);
+    for (crc, len) in [(true, 32), (false, 32), (false, 300_000)] {
+        let hall = Hall::new(0, &SrqConfig { max_sge: 2, ..SrqConfig::default() });
+        let setup = Setup { crc, ..hall.setup.clone() };
+        let other = hall.server.device.alloc_pd();
+        let foreign = alloc(&other, len, ALL);
+        let ours = hall.server.region(len);
+        let config = QpConfig::new(&hall.server.send_cq).recv_cq(&hall.server.recv_cq);
+        let qp = other.create_qp(&config.shared_receive_queue(&hall.srq)).unwrap();
+        let mut pair = setup.ends();
+        pair.b.qp = qp;
+        setup.join(&pair);
 
-    let refused = hall.srq.post_recv(RecvRequest::new(1, foreign.as_slice_all())).unwrap_err();
-    assert_eq!(refused.cause, PostErrorCause::ForeignRegion { element: 0 });
-    let three = [(); 3].map(|()| ours.slice(..8).unwrap());
-    let refused = hall.srq.post_recv(RecvRequest::new(1, three)).unwrap_err();
-    assert_eq!(refused.cause, PostErrorCause::TooManyElements { have: 3, max: 2 });
-    let raw = |region: &MemoryRegion| RawSge {
-        addr: region.remote().addr,
-        length: 32,
-        lkey: region.lkey(),
-    };
-    hall.srq.post_recv(RecvRequest::new(2, ours.slice(..32).unwrap())).unwrap();
-    hall.srq.post_recv(RecvRequest::raw(3, [raw(&ours)])).unwrap();
-    hall.srq.post_recv(RecvRequest::raw(4, [raw(&foreign)])).unwrap();
-    for id in 0..3 {
-        pair.a.qp.post_send(SendRequest::send_inline(id, [id as u8 + 1; 32])).unwrap();
+        let refused = hall.srq.post_recv(RecvRequest::new(1, foreign.as_slice_all())).unwrap_err();
+        assert_eq!(refused.cause, PostErrorCause::ForeignRegion { element: 0 });
+        let three = [(); 3].map(|()| ours.slice(..8).unwrap());
+        let refused = hall.srq.post_recv(RecvRequest::new(1, three)).unwrap_err();
+        assert_eq!(refused.cause, PostErrorCause::TooManyElements { have: 3, max: 2 });
+        let raw = |region: &MemoryRegion, len: usize| RawSge {
+            addr: region.remote().addr,
+            length: len as u32,
+            lkey: region.lkey(),
+        };
+        let patterns = [1, 2, 3].map(|seed| pair.a.pattern(len, seed));
+        let mut next = patterns.iter();
+        let mut receive = |request: RecvRequest| {
+            hall.srq.post_recv(request).unwrap();
+            let pattern = next.next().expect("one for each").as_slice_all();
+            pair.a.qp.post_send(SendRequest::send(0, pattern).unsignaled()).unwrap();
+            hall.received()
+        };
+        assert_success(&receive(RecvRequest::new(2, ours.as_slice_all())), 2);
+        assert!(content(&ours) == content(&patterns[0]), "{crc} {len}");
+        assert_success(&receive(RecvRequest::raw(3, [raw(&ours, len)])), 3);
+        assert!(content(&ours) == content(&patterns[1]), "{crc} {len}");
+        let elements = [raw(&ours, len / 2), raw(&foreign, len / 2)];
+        let wc = receive(RecvRequest::raw(4, elements));
+        assert_eq!((wc.wr_id, wc.status), (4, WcStatus::LocProtErr), "{crc} {len}");
+        assert!(content(&foreign).iter().all(|&octet| octet == 0), "{crc} {len}");
     }
-    assert_success(&hall.received(), 2);
-    assert_success(&hall.received(), 3);
-    assert_eq!(content(&ours)[..32], [2; 32]);
-    let wc = hall.received();
-    assert_eq!((wc.wr_id, wc.status), (4, WcStatus::LocProtErr));
-    assert_eq!(content(&foreign), [0; 64]);
 }
 
 /// An empty queue holds back those that need a receive and nobody else; each receive that comes resumes

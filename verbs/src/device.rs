@@ -316,8 +316,8 @@ impl Device {
     /// Closes the device for all handles, and stops its thread.
     ///
     /// Not needed: a device ends with its last object. Blocks until the connections of queue pairs that were
-    /// destroyed or dropped are over, each of which has a time limit
-    /// ([`DeviceConfig::close_grace`]), and until the thread has ended. Whoever waits for an event is told then.
+    /// destroyed or dropped are over, and until peers have the rejections of their requests, each of which has
+    /// a time limit ([`DeviceConfig::close_grace`]), and until the thread has ended. Whoever waits for an event is told then.
     ///
     /// # Errors
     /// [`Error::Busy`] while objects that were made from it exist, with the kind that has to go first;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use cm_support::*;
 use iwarp_verbs::Error;
-use iwarp_verbs::cm::{ConnParam, ConnectError, EventKind, Id};
+use iwarp_verbs::cm::{ConnParam, ConnectError, EventKind, Id, ListenConfig, Listener};
 
 #[test]
 fn fc_040_destroy_waits_until_fetched_events_are_acknowledged() {
@@ -193,4 +193,23 @@ fn a_destroyed_listener_frees_its_port() {
     let accepting = taken.accept(&world.qp(), ConnParam::default()).unwrap();
     accepting.wait(GUARD).unwrap();
     connecting.wait(GUARD).unwrap();
+}
+
+/// FC-012: whatever is closed meanwhile, the peer gets the reason.
+#[test]
+fn fc_012_a_rejection_outlives_the_destruction_of_its_device() {
+    for _ in 0..20 {
+        let World { device, pd, cq } = World::new();
+        let listener = Listener::bind(&device, "127.0.0.1:0", ListenConfig::default()).unwrap();
+        let mut peer = Peer::connect(listener.local_addr());
+        peer.send_frame(&request_v1(b""));
+        let request = listener.accept(GUARD).unwrap();
+        request.reject(b"closing down").unwrap();
+        drop((listener, pd, cq));
+        let closing = thread::spawn(move || device.destroy());
+        assert_eq!(&peer.read_reply().private_data[..], b"closing down");
+        peer.expect_fin();
+        drop(peer);
+        closing.join().unwrap().unwrap();
+    }
 }

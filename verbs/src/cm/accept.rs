@@ -307,14 +307,15 @@ impl Pending {
         // Without its driver the device is going down, and TCP tells the peer.
         let Ok(handle) = super::runtime(device) else { return };
         let limit = device.config.close_grace;
+        let Ok(farewell) = device.driver().farewell() else { return };
         // Held, so that the driver stays until the peer has it.
-        let device = Arc::clone(device);
+        let held = (farewell, Arc::clone(device));
         handle.spawn(async move {
             let sent = tokio::time::timeout(limit, self.conversation.write_all(&reply)).await;
             if matches!(sent, Ok(Ok(()))) {
                 self.conversation.close_gracefully(limit).await;
             }
-            drop(device);
+            drop(held);
         });
     }
 }

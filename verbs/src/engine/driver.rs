@@ -83,6 +83,32 @@ struct Inbox {
     ended: bool,
     /// It is being closed: the end comes when no connection is left.
     ending: bool,
+    /// Farewells under way, which are waited for as well.
+    farewells: usize,
+}
+
+/// Something that has still to be said to a peer: the end of the device waits until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Farewell(Arc<Shared>);
+
+impl Farewell {
+    fn begin(shared: &Arc<Shared>) -> Self {
+        shared.inbox.lock().farewells += 1;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let ending = {
+            let mut inbox = self.0.inbox.lock();
+            inbox.farewells -= 1;
+            inbox.ending
+        };
+        if ending {
+            self.0.wake();
+        }
+    }
 }
 
 impl Driver {
@@ -107,6 +133,11 @@ impl Driver {
     /// The runtime of the driver, for set-up tasks; starts the thread.
     pub(crate) fn handle(&self) -> io::Result<Handle> {
         Ok(self.start()?.runtime.clone())
+    }
+
+    /// Has the end of the device wait for a task that says something to a peer; starts the thread.
+    pub(crate) fn farewell(&self) -> io::Result<Farewell> {
+        Ok(Farewell::begin(self.start()?))
     }
 
     /// Times that a socket could not be armed, which was tried again.
@@ -202,7 +233,7 @@ impl Driver {
         }
     }
 
-    /// Ends the thread, once the connections that are left are over. Blocks until then, unless this is the
+    /// Ends the thread, once the connections that are left are over, and rejections have arrived. Blocks until then, unless this is the
     /// thread itself. No connection begins any more.
     pub(crate) fn stop(&self) {
         *self.starting.lock() = Start::Refused;
@@ -326,6 +357,8 @@ fn spawn(
         let run = AssertUnwindSafe(|| runtime.block_on(run(&shared, waiter)));
         if catch_unwind(run).is_ok_and(|ended| ended) {
             shared.over.store(true, Ordering::Relaxed);
+            // Not to wait for a resolver that hangs.
+            runtime.shutdown_background();
         } else {
             shared.fail();
             // Set-ups fail as they go with it, and then the ids hear of the device.
@@ -409,7 +442,8 @@ impl Agenda {
         shared.woken.swap(false, Ordering::AcqRel);
         {
             let mut inbox = shared.inbox.lock();
-            if inbox.ended || (inbox.ending && shared.connected.lock().is_empty()) {
+            let idle = inbox.farewells == 0 && shared.connected.lock().is_empty();
+            if inbox.ended || (inbox.ending && idle) {
                 return true;
             }
             std::mem::swap(&mut inbox.runnable, &mut self.runnable);

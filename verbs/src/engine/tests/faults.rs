@@ -415,3 +415,21 @@ fn ids_hear_of_a_device_whose_driver_fails() {
     assert!(crate::cm::connect(silent, &qp(), ConnParam::default()).is_err());
     assert!(waiting.iter().all(|qp| qp.state() == QpState::Err));
 }
+
+/// Names are looked up by the system, in its own time: nobody waits for that who has given up the connection.
+#[test]
+fn a_look_up_that_hangs_does_not_hold_up_the_end_of_a_device() {
+    let device = Device::open(DeviceConfig::default()).unwrap();
+    let (answer, question) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = std::sync::mpsc::channel();
+    let runtime = device.0.driver().handle().unwrap();
+    runtime.spawn_blocking(move || {
+        begins.send(()).unwrap();
+        question.recv()
+    });
+    begun.recv().unwrap();
+    let (ends, ended) = std::sync::mpsc::channel();
+    thread::spawn(move || ends.send(device.destroy()));
+    ended.recv_timeout(HANG).expect("the look-up is waited for").unwrap();
+    drop(answer);
+}

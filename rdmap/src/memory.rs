@@ -115,6 +115,8 @@ pub struct Straight<'a, B> {
     pub sink: Sink<'a, B>,
     /// All that is not in place yet, to the end of the segment.
     pub len: usize,
+    /// What is in place already, in front of that.
+    pub placed: usize,
     /// The first of it, in the caller's buffer, which ends with it.
     pub held: &'a [u8],
     /// So many behind those may come past the buffer. Not the last of the segment: they come through the

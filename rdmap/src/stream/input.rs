@@ -119,7 +119,8 @@ impl<B> Stream<B> {
         let (sink, len) = self.receiver.straight(&unfinished, self.transmitted)?;
         let held = unfinished.ulpdu.get(TAGGED_HEADER_LEN..)?;
         let free = len.checked_sub(held.len())?.checked_sub(LAST_OCTETS)?;
-        (free > 0).then_some(Straight { sink, len, held, free })
+        let placed = unfinished.passed_by;
+        (free > 0).then_some(Straight { sink, len, placed, held, free })
     }
 
     /// So many octets of the payload that [`straight`](Self::straight) told of were put into its sink: those

@@ -52,7 +52,7 @@ impl Endpoint {
 
     /// Puts payload into its sink: what is held, and what follows. Gives the octets of both.
     fn pass_by(&mut self, octets: &[u8]) -> (usize, usize) {
-        let Some(Straight { sink, len, held, free }) = self.stream.straight(&self.rx) else {
+        let Some(Straight { sink, len, held, free, .. }) = self.stream.straight(&self.rx) else {
             return (0, 0);
         };
         assert!(held.len() + free < len, "the last octets go the other way");

@@ -319,8 +319,12 @@ impl Link {
         start: usize,
         end: &mut usize,
     ) -> Option<Read> {
-        let Straight { sink, len, held, free } = self.stream.straight(&buffer[start..*end])?;
-        if free < STRAIGHT_FROM && !self.rx.straight {
+        let Straight { sink, len, placed, held, free } =
+            self.stream.straight(&buffer[start..*end])?;
+        // What has begun goes on; and while long ones follow each other, so do those that end a message. But
+        // short ones of their own come many at once through the buffer.
+        let least = if self.rx.straight { BEHIND } else { STRAIGHT_FROM };
+        if placed == 0 && free < least {
             return None;
         }
         let (region, at) = mem.straight_sink(&sink, len)?;

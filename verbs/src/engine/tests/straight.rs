@@ -55,16 +55,56 @@ fn long_and_short_in_any_pieces() {
 /// What a Write of [`LONGEST`] octets to `far` looks like on the wire: one FPDU, however long the segments
 /// of this TCP are.
 fn one_long_write(far: &MemoryRegion, crc: bool) -> Vec<u8> {
-    let ulpdu = super::bulk::tagged(far.rkey(), far.addr(), &octets(LONGEST, 5));
+    fpdu(&super::bulk::tagged(far.rkey(), far.addr(), &octets(LONGEST, 5)), crc)
+}
+
+fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
     let mut framer = Framer::new(&Framing { send_markers: false, receive_markers: false, crc });
     let mut wire = vec![0; framer.framed_len(ulpdu.len())];
     framer
         .frame(&mut wire, ulpdu.len(), |room| {
-            room.copy_from_slice(&ulpdu);
+            room.copy_from_slice(ulpdu);
             Ok::<_, ()>(())
         })
         .unwrap();
     wire
+}
+
+/// Short ones behind a long one come many at once: none of them is received on its own.
+#[test]
+fn what_is_short_does_not_begin_straight() {
+    let setup = bare();
+    let end = setup.end();
+    let far = end.region(LONGEST + 2000);
+    let (mut peer, right) = tcp_pair();
+    setup.start(&end, right, Role::Responder);
+    let inline = wire_of(&bare(), |a| {
+        a.qp.post_send(SendRequest::write_inline(1, [0; 8], far.remote())).unwrap();
+    });
+    // A first FPDU, so that the responder may speak.
+    peer.write_all(&inline.0).unwrap();
+    let (long, sent) = (one_long_write(&far, false), octets(LONGEST, 5));
+    peer.write_all(&long[..100]).unwrap();
+    until("the front of the long one", || {
+        assert!(end.recv_cq.poll_one().is_none());
+        STRAIGHT_FROM == usize::MAX || content(&far)[..84] == sent[..84]
+    });
+    let ulpdu = super::bulk::tagged(far.rkey(), far.addr() + LONGEST as u64, &[7; 2000]);
+    let short = fpdu(&ulpdu, false);
+    peer.write_all(&[&long[100..], &short[..500]].concat()).unwrap();
+    until("the long one", || {
+        assert!(end.recv_cq.poll_one().is_none());
+        content(&far)[..LONGEST] == sent
+    });
+    for _ in 0..1000 {
+        assert!(end.recv_cq.poll_one().is_none());
+    }
+    assert!(content(&far)[LONGEST..].iter().all(|&octet| octet == 0));
+    peer.write_all(&short[500..]).unwrap();
+    until("the short one", || {
+        assert!(end.recv_cq.poll_one().is_none());
+        content(&far)[LONGEST..].iter().all(|&octet| octet == 7)
+    });
 }
 
 /// SEC-04, FC-061: a key that is revoked in the middle of an FPDU, part of which is in place, lets no octet in

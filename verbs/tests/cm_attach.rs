@@ -13,7 +13,9 @@ use iwarp_mpa::{Revision, RtrTypes, StartupFrame};
 use iwarp_verbs::cm::{
     self, Attach, BindOptions, ConnParam, ConnectError, Connecting, EventKind, Id, Phase, Role,
 };
-use iwarp_verbs::{Access, QpState, QueuePair, RecvRequest, SendRequest, WcStatus};
+use iwarp_verbs::{
+    Access, Device, DeviceConfig, QpConfig, QpState, QueuePair, RecvRequest, SendRequest, WcStatus,
+};
 
 /// Both ends of a plain TCP connection.
 fn streams() -> [TcpStream; 2] {
@@ -102,6 +104,34 @@ fn mpa_002_what_was_read_too_far_is_not_lost() {
     assert_eq!((connection.private_data(), connection.revision()), (&b"late"[..], 1));
     assert_eq!(world.completions(1)[0].byte_len, 5);
     assert_eq!(peer.read_request().revision, 1);
+}
+
+#[test]
+fn what_was_read_too_far_is_in_the_capture() {
+    let file = std::env::temp_dir().join(format!("iwarp-{}-attached.pcap", std::process::id()));
+    let device = Device::open(DeviceConfig::default().pcap(&file)).unwrap();
+    let (pd, cq) = (device.alloc_pd(), device.create_cq(4).unwrap());
+    let [near, far] = streams();
+    let mut peer = Peer::over(near);
+    let octets = request_v1(b"told already").encode().unwrap();
+    peer.send(&octets[30..]);
+    let qp = pd.create_qp(&QpConfig::new(&cq)).unwrap();
+    let stream = Attach::new(far).read_ahead(&octets[..30]);
+    let accepting = cm::attach(stream, Role::Responder, &qp, ConnParam::default()).unwrap();
+    assert!(!peer.read_reply().reject);
+    drop((peer, accepting, qp, cq, pd, device));
+    // A thread writes it.
+    let started = Instant::now();
+    let count = |found: &[u8]| {
+        let recorded = std::fs::read(&file).unwrap();
+        recorded.windows(found.len()).filter(|window| *window == found).count()
+    };
+    while count(&octets) == 0 {
+        assert!(started.elapsed() < GUARD, "the Request is not there in one piece");
+        std::thread::yield_now();
+    }
+    assert_eq!(count(&octets), 1);
+    std::fs::remove_file(&file).unwrap();
 }
 
 // MPA-022

@@ -68,7 +68,7 @@ impl AttachedStream {
         role: Role,
     ) -> Result<Self, ConnectError> {
         let look = || {
-            let socket = sockets.adopt(stream, role == Role::Initiator)?;
+            let socket = sockets.adopt(stream, role == Role::Initiator, &read_ahead)?;
             let peer = socket.peer_addr()?;
             Ok(Self { socket, peer, read_ahead })
         };

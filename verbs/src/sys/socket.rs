@@ -73,14 +73,23 @@ impl Sockets {
     }
 
     /// Takes over a TCP socket that the program made itself, whatever opens the others; fails for any other
-    /// descriptor. Recorded as a connection that this side has begun, or the peer.
-    pub(crate) fn adopt(&self, descriptor: OwnedFd, initiates: bool) -> io::Result<Socket> {
+    /// descriptor. Recorded as a connection that this side has begun, or the peer, and on which `read_ahead` has
+    /// come.
+    pub(crate) fn adopt(
+        &self,
+        descriptor: OwnedFd,
+        initiates: bool,
+        read_ahead: &[u8],
+    ) -> io::Result<Socket> {
         let socket = Socket::adopt(descriptor)?;
         let tap = self.capture.as_ref().map(Tap::new);
         if let Some(tap) = tap.as_ref().filter(|_| initiates) {
             tap.initiates();
         }
         let special = tap.map(|tap| Box::new(Special { memory: None, tap: Some(tap) }));
+        if let Some(special) = special.as_ref().filter(|_| !read_ahead.is_empty()) {
+            special.came_before(socket.as_fd(), read_ahead);
+        }
         Ok(Socket { special, ..socket })
     }
 }

@@ -33,6 +33,13 @@ impl Special {
         Some([local, net::getpeername(here).ok()??.try_into().ok()?])
     }
 
+    /// The program has read these octets itself.
+    pub(super) fn came_before(&self, here: BorrowedFd<'_>, octets: &[u8]) {
+        if let Some(tap) = &self.tap {
+            tap.received(octets, || self.names(here));
+        }
+    }
+
     pub(super) fn recv(&self, here: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
         let received = match &self.memory {
             Some(memory) => memory.recv(here, into),

@@ -40,6 +40,7 @@ impl Connecting {
         mut self,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Connection, ConnectError> {
+        super::check_origin(&self.endpoint().device)?;
         let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             // Looked at before as well: who need not wait leaves nothing behind.
@@ -214,8 +215,9 @@ impl Connection {
     }
 
     /// Waits until the connection is over, blocking the calling thread, and at most for `timeout` if
-    /// there is one; `None` when the time is over first.
+    /// there is one; `None` when the time is over first, and in a forked child, which never hears of it.
     pub fn wait_closed(&self, timeout: impl Into<Option<Duration>>) -> Option<CloseReason> {
+        super::check_origin(&self.0.handle.0.device).ok()?;
         let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let change = self.0.handle.0.listen();

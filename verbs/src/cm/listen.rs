@@ -235,7 +235,7 @@ impl Listener {
     pub async fn next(&self) -> ConnectRequest {
         loop {
             let arrival = self.queue.arrived.listen();
-            if let Some(request) = self.queue.pop() {
+            if let Some(request) = self.try_accept() {
                 return request;
             }
             arrival.await;

@@ -182,6 +182,12 @@ fn each_process_of_a_line_knows_itself() {
 fn fc_064_a_child_disturbs_nothing() {
     alone("fc_064_a_child_disturbs_nothing", || {
         let mut parent = Some(parent());
+        // Nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut connecting = parent.as_ref().map(|(world, ..)| {
+            let qp = world.pd.create_qp(&QpConfig::new(&world.cq)).unwrap();
+            cm::connect(silent.local_addr().unwrap(), &qp, ConnParam::default()).unwrap()
+        });
         let child = Child::run(|| {
             let (world, channel, listening, memory) = parent.take().unwrap();
             // Registered memory is memory: half a page of it, and the half beside it.
@@ -195,6 +201,10 @@ fn fc_064_a_child_disturbs_nothing() {
             }
             world.client.disconnect();
             world.server.qp().disconnect();
+            // None of these will ever come to its end here.
+            assert_eq!(world.client.wait_closed(None), None);
+            let error = connecting.take().unwrap().wait(None).unwrap_err();
+            assert!(matches!(error, ConnectError::Forked), "{error:?}");
             // The last handles of everything.
             drop((listening, channel, memory));
             let World { device, pd, cq, listener, client, server } = world;

@@ -524,3 +524,28 @@ async fn set_ups_dropped_at_any_moment_leave_nothing_behind() {
         }
     }
 }
+
+/// EXT-03, EXT-32: the operations of RFC 7306, and what their futures return.
+#[test]
+fn atomics_return_what_was_there_and_immediate_data_arrives() {
+    let pair = Pair::new();
+    let word = pair.world.pd.alloc(8, Access::LOCAL_WRITE | Access::REMOTE).unwrap();
+    let (original, offer) = (pair.region(8), word.remote());
+    let sink = || original.as_slice_all();
+    assert_eq!(done(pair.client.fetch_add(sink(), offer, 5)), Ok(0));
+    assert_eq!(done(pair.client.compare_swap(sink(), offer, 4, 9)), Ok(5), "not replaced");
+    assert_eq!(done(pair.client.compare_swap(sink(), offer, 5, 9)), Ok(5));
+    assert_eq!(done(pair.client.swap(sink(), offer, 1 << 31)), Ok(9));
+    let fields = iwarp_verbs::AtomicOperation::FetchAdd { add: 1 << 31, mask: 1 << 31 };
+    assert_eq!(done(pair.client.atomic(sink(), offer, fields)), Ok(1 << 31));
+    assert_eq!(word.load_u64(0), Ok(0), "the carry is lost");
+
+    let (data, far) = (pair.region(64), pair.region(64));
+    let told = done(async {
+        let write = pair.client.write_with_imm(data.slice(..40).unwrap(), far.remote(), 0xfeed);
+        let (told, written) = tokio::join!(pair.server.recv(()), write);
+        written.unwrap();
+        told.unwrap()
+    });
+    assert_eq!((told.len, told.imm_data, told.invalidated_rkey), (40, Some(0xfeed), None));
+}

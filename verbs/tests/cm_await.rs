@@ -161,18 +161,15 @@ fn both_styles_on_one_connection() {
 
 #[test]
 fn a_full_send_queue_is_waited_for_in_order() {
-    let world = World::new();
+    let world = World::with(DeviceConfig::default().hold_back(GUARD));
     let client = world.pd.create_qp(&QpConfig::new(&world.cq).max_send_wr(2)).unwrap();
     let server = world.qp();
     let pair = Pair::with(world, &client, &server);
     let region = pair.region(64 * 1024);
-    // Reads of a large region take long enough to fill a queue of two.
     let remote = region.remote();
     let sink = pair.region(64 * 1024);
-    for index in 0..20 {
-        let slice = sink.slice(index..=index).unwrap();
-        pair.server.qp().post_recv(RecvRequest::new(index as u64, slice)).unwrap();
-    }
+    // Reads fill a queue of two: behind a Send that finds no receive they are not answered.
+    done(pair.client.send_inline([0xee])).unwrap();
     let mut reads: Vec<_> = (0..4)
         .map(|_| {
             Box::pin(pair.client.read(
@@ -189,6 +186,11 @@ fn a_full_send_queue_is_waited_for_in_order() {
     for send in &mut sends {
         assert!(poll_once(send.as_mut()).is_pending());
     }
+    pair.server.qp().post_recv(RecvRequest::new(20, sink.slice(20..=20).unwrap())).unwrap();
+    for index in 0..20 {
+        let slice = sink.slice(index..=index).unwrap();
+        pair.server.qp().post_recv(RecvRequest::new(index as u64, slice)).unwrap();
+    }
     // Awaited in the wrong order, they are posted in the right one: who is first in the line holds up
     // nobody by not being polled.
     for send in sends.into_iter().rev() {
@@ -197,7 +199,9 @@ fn a_full_send_queue_is_waited_for_in_order() {
     for read in reads {
         done(read).unwrap();
     }
-    for (index, wc) in pair.world.completions(20).iter().enumerate() {
+    let completions = pair.world.completions(21);
+    assert_eq!((completions[0].status, completions[0].wr_id), (WcStatus::Success, 20));
+    for (index, wc) in completions[1..].iter().enumerate() {
         assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, index as u64));
         let mut octet = [0xff];
         sink.read_at(index, &mut octet).unwrap();

@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use super::number::Number;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
-use super::state::{Action, QpEvent, StateCell, transition};
+use super::state::{Action, QpEvent, StateCell};
 use super::{QpHandle, WeakQueuePair};
-use crate::attr::{QpAttributes, QpCaps, QpChange, QpConfig, QpState};
+use crate::attr::{QpAttributes, QpCaps, QpConfig, QpState};
 use crate::config::DeviceConfig;
 use crate::cq::CqInner;
 use crate::device::DeviceInner;
@@ -46,7 +46,7 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     pub(crate) signal_all: bool,
     /// What the queue pair itself lets its peer do.
-    remote_access: AtomicU32,
+    pub(super) remote_access: AtomicU32,
     /// Whether its peer may revoke keys.
     pub(crate) remote_invalidate: bool,
     /// Whether the messages of RFC 7306 are used and served.
@@ -72,7 +72,7 @@ pub(crate) struct QpInner {
     /// Notified when the connection is over.
     pub(crate) closed: Event,
     /// Of the present connection, or the last one.
-    connection: Mutex<Connection>,
+    pub(super) connection: Mutex<Connection>,
     /// The completion queues count this queue pair: it is neither destroyed nor let go.
     attached: AtomicBool,
     /// What the program holds, for events to give it back.
@@ -106,14 +106,21 @@ fn prepare(socket: &Socket, config: &DeviceConfig) -> io::Result<u32> {
 
 /// What can be asked about a connection.
 #[derive(Debug, Default)]
-struct Connection {
+pub(super) struct Connection {
     /// Reads of the peer, and own ones, that may be outstanding.
     ird: u32,
-    ord: u32,
+    pub(super) ord: u32,
     /// What was negotiated.
-    ord_max: u32,
+    pub(super) ord_max: u32,
     /// Not there while all is well: most connections are idle, and there may be ten thousand.
     end: Option<Box<End>>,
+}
+
+impl Connection {
+    /// Nothing is negotiated any more. How the connection ended can still be asked.
+    pub(super) fn forget_limits(&mut self) {
+        *self = Self { end: self.end.take(), ..Self::default() };
+    }
 }
 
 /// What is known of a connection that is over, or about to be.
@@ -385,7 +392,7 @@ impl QpInner {
 
     /// # Errors
     /// [`Error::CqOverrun`] if a completion queue has overrun.
-    fn check_queues(&self) -> Result<(), Error> {
+    pub(super) fn check_queues(&self) -> Result<(), Error> {
         self.send_cq.check_overrun()?;
         self.recv_cq.check_overrun()
     }
@@ -401,7 +408,7 @@ impl QpInner {
         }
     }
 
-    fn act(self: &Arc<Self>, action: Action) {
+    pub(super) fn act(self: &Arc<Self>, action: Action) {
         match action {
             Action::None | Action::Reset => return,
             Action::Flush => {}
@@ -410,95 +417,6 @@ impl QpInner {
             Action::Abort => self.ask(Asked::ABORT),
         }
         self.drive(Caller::Post);
-    }
-
-    /// Changes state or attributes, all or nothing.
-    pub(super) fn modify(self: &Arc<Self>, change: &QpChange) -> Result<(), Error> {
-        self.device.check_origin()?;
-        if self.is_gone() {
-            return Err(Error::Destroyed { what: "queue pair" });
-        }
-        let refused = |state| Error::State { what: "change the state of the queue pair", state };
-        if change.state == Some(QpState::Init) {
-            self.check_queues()?;
-        }
-        if change.state == Some(QpState::Reset) {
-            change.check(self.state.get())?;
-            return self.reset();
-        }
-        self.send_gathered();
-        {
-            // With no pass running, so that none goes on under what was before.
-            let mut engine = self.engine.lock();
-            let from = self.state.get();
-            change.check(from)?;
-            if let Some(to) = change.state
-                && transition(from, QpEvent::Modify(to)).is_err()
-            {
-                return Err(refused(from));
-            }
-            if let Some(ord) = change.ord {
-                let mut connection = self.connection.lock();
-                if ord > connection.ord_max {
-                    let (asked, max) = (ord.into(), connection.ord_max.into());
-                    return Err(Error::Limit { what: "outstanding Reads (ORD)", asked, max });
-                }
-                connection.ord = ord;
-                engine.set_ord(ord);
-            }
-            if let Some(access) = change.remote_access {
-                self.remote_access.store(access.bits(), Ordering::Relaxed);
-            }
-        }
-        if let Some(to) = change.state {
-            let action = self.state.step(QpEvent::Modify(to)).map_err(refused)?;
-            if change.notify_drained {
-                self.ask(Asked::TELL_DRAINED);
-            }
-            self.act(action);
-        }
-        if change.ord.is_some() {
-            // Reads may have waited for it.
-            self.drive(Caller::Post);
-        }
-        Ok(())
-    }
-
-    /// Resolves when nothing is left that was posted, in `Err`.
-    pub(super) async fn drained(&self) -> Result<(), Error> {
-        loop {
-            let closed = self.closed.listen();
-            {
-                let engine = self.engine.lock();
-                if self.is_gone() {
-                    return Err(Error::Destroyed { what: "queue pair" });
-                }
-                if !engine.is_connected() && self.sq.is_empty() && self.rq.is_empty() {
-                    return Ok(());
-                }
-            }
-            closed.await;
-        }
-    }
-
-    /// Back to a fresh queue pair, if nothing is outstanding and no connection is left.
-    fn reset(&self) -> Result<(), Error> {
-        let mut engine = self.engine.lock();
-        let idle = !engine.is_connected() && self.sq.is_empty() && self.rq.is_empty();
-        let idle = idle && engine.is_told(self);
-        let modify = QpEvent::Modify(QpState::Reset);
-        match self.state.step_if(modify, |action| idle || action != Action::Reset) {
-            Ok(_) => {
-                engine.renew();
-                // SEC-02: whoever is connected next is another stream.
-                self.end_windows();
-                Ok(())
-            }
-            Err(QpState::Init | QpState::Err) => {
-                Err(Error::Busy { what: "queue pair", users: 1, by: "connection or work queue" })
-            }
-            Err(state) => Err(Error::State { what: "change the state of the queue pair", state }),
-        }
     }
 }
 
@@ -553,7 +471,7 @@ impl QpInner {
     }
 
     /// Puts the windows of type 2 that are bound through it out of force: they are the domain's again.
-    fn end_windows(&self) {
+    pub(super) fn end_windows(&self) {
         let windows = std::mem::take(&mut *self.windows.lock());
         for window in windows.iter().filter_map(Weak::upgrade) {
             let ended = window.invalidate();

@@ -3,7 +3,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`QueuePair`], what programs hold |
-//! | `inner.rs` | what all holders share: set-up, state changes, destruction |
+//! | `inner.rs` | what all holders share: set-up, the ways to end, destruction |
+//! | `modify.rs` | changes of state and attributes; draining |
 //! | `post.rs` | posting |
 //! | `state.rs` | the states, as one table |
 //! | `sq.rs`, `rq.rs` | the queues between posting and the engine |
@@ -11,6 +12,7 @@
 //! | `number.rs` | queue pair numbers |
 
 mod inner;
+mod modify;
 mod number;
 mod post;
 pub(crate) mod rq;

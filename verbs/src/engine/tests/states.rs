@@ -197,6 +197,8 @@ fn fc_076_destroyed_and_drained_in_every_state() {
         assert!(end.qp.drain(HANG).unwrap(), "again");
         // Drained means that it can be made anew.
         end.qp.modify(QpState::Reset).unwrap();
+        let anew = end.qp.query();
+        assert_eq!((anew.ird, anew.ord), (0, 0), "of no connection");
         ends.to_string()
     };
     let found = table(&[("destroy", &destroy), ("drain", &drain)]);

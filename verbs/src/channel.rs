@@ -136,6 +136,7 @@ impl CompletionChannel {
     /// # Errors
     /// [`Error::Busy`] while completion queues use it, [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
+        self.0.device.check_origin()?;
         self.0.users.destroy(ChannelInner::WHAT)?;
         self.0.device.end();
         // Nobody takes this notice, so it wakes all who sleep, and whoever comes.

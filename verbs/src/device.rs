@@ -193,6 +193,7 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] if there is no descriptor, [`Error::Destroyed`] if the device is.
     pub fn create_channel(&self) -> Result<CompletionChannel, Error> {
+        self.0.check_origin()?;
         CompletionChannel::new(&self.0)
     }
 

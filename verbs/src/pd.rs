@@ -111,6 +111,7 @@ impl ProtectionDomain {
     /// [`Error::Busy`] while queue pairs, shared receive queues or regions use it, with the kind that has to go first;
     /// [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
+        self.0.device.check_origin()?;
         self.0.users.destroy(PdInner::WHAT)?;
         self.0.device.end();
         Ok(())

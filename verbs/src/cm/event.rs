@@ -161,6 +161,7 @@ impl EventChannel {
     /// [`Error::Busy`] while ids report to it (requests that nobody has fetched among them, as long as
     /// their listener lives), [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
+        self.0.device.check_origin()?;
         self.0.users.destroy(ChannelInner::WHAT)?;
         self.0.device.end();
         self.0.wake();

@@ -264,6 +264,7 @@ impl CqInner {
     }
 
     fn resize(&self, entries: u32) -> Result<(), Error> {
+        self.device.check_origin()?;
         check_size(&self.device, entries)?;
         if self.is_destroyed() {
             return Err(Error::Destroyed { what: "completion queue" });
@@ -523,6 +524,7 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Busy`] while queue pairs report to it, [`Error::Destroyed`] the second time.
     pub fn destroy(self) -> Result<(), Error> {
+        self.0.device.check_origin()?;
         let what = "completion queue";
         {
             let mut holds = self.0.holds.lock();

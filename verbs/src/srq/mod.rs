@@ -197,6 +197,7 @@ impl Drop for Called {
 
 impl SharedReceiveQueue {
     pub(crate) fn create(pd: &Arc<PdInner>, config: &SrqConfig) -> Result<Self, Error> {
+        pd.device.check_origin()?;
         config.check(&pd.device.config.limits)?;
         let SrqConfig { max_wr, max_sge, limit } = *config;
         if pd.device.users().is_destroyed() {
@@ -281,6 +282,7 @@ impl SharedReceiveQueue {
     /// [`Error::Destroyed`]. Nothing is changed then.
     pub fn modify(&self, change: SrqChange) -> Result<(), Error> {
         let srq = &self.0.inner;
+        srq.device.check_origin()?;
         let mut state = srq.state.lock();
         if state.destroyed {
             return Err(Error::Destroyed { what: WHAT });
@@ -356,6 +358,7 @@ impl SharedReceiveQueue {
     /// [`Error::Busy`] while queue pairs use it, [`Error::Destroyed`] the second time.
     pub fn destroy(&self) -> Result<(), Error> {
         let srq = &self.0.inner;
+        srq.device.check_origin()?;
         let unused = {
             let mut state = srq.state.lock();
             if state.destroyed {

@@ -19,8 +19,9 @@ use crate::mem::{
     FastRegion, KeyTable, LocalWork, Mapping, MemoryWindow, PdId, Peer, WindowBinding,
 };
 use crate::{
-    Access, CompletionQueue, Device, DeviceConfig, Error, MemoryError, MemoryRegion, Owned,
-    PostErrorCause, ProtectionDomain, QpConfig, QueuePair, RecvRequest, SendRequest, WindowType,
+    Access, CompletionChannel, CompletionQueue, Device, DeviceConfig, Error, MemoryError,
+    MemoryRegion, Owned, PostErrorCause, ProtectionDomain, QpConfig, QueuePair, RecvRequest,
+    SendRequest, SharedReceiveQueue, SrqChange, SrqConfig, WindowType,
 };
 
 const GUARD: Duration = Duration::from_secs(30);
@@ -99,6 +100,8 @@ struct World {
     device: Device,
     pd: ProtectionDomain,
     cq: CompletionQueue,
+    told: CompletionChannel,
+    srq: SharedReceiveQueue,
     listener: Listener,
     client: Connection,
     server: Connection,
@@ -109,9 +112,11 @@ impl World {
         let device = Device::open(DeviceConfig::default()).unwrap();
         let pd = device.alloc_pd();
         let cq = device.create_cq(64).unwrap();
+        let told = device.create_channel().unwrap();
+        let srq = pd.create_srq(&SrqConfig::default()).unwrap();
         let listener = Listener::bind(&device, "127.0.0.1:0", ListenConfig::default()).unwrap();
         let (client, server) = connect(&pd, &cq, &listener);
-        Self { device, pd, cq, listener, client, server }
+        Self { device, pd, cq, told, srq, listener, client, server }
     }
 
     /// A message, and a Write that nobody but the driver sees arrive.
@@ -199,6 +204,7 @@ fn fc_064_a_child_disturbs_nothing() {
             for error in [listening.disconnect(), listening.reject(b""), listening.destroy()] {
                 assert!(matches!(error, Err(ConnectError::Forked)), "{error:?}");
             }
+            assert!(matches!(channel.clone().destroy(), Err(Error::Forked)));
             world.client.disconnect();
             world.server.qp().disconnect();
             // None of these will ever come to its end here.
@@ -207,9 +213,9 @@ fn fc_064_a_child_disturbs_nothing() {
             assert!(matches!(error, ConnectError::Forked), "{error:?}");
             // The last handles of everything.
             drop((listening, channel, memory));
-            let World { device, pd, cq, listener, client, server } = world;
+            let World { device, pd, cq, told, srq, listener, client, server } = world;
             drop((client, server));
-            drop((listener, cq, pd));
+            drop((listener, cq, told, srq, pd));
             drop(device);
         });
         let (world, channel, ..) = parent.as_ref().unwrap();
@@ -345,6 +351,17 @@ fn calls_fail(world: &World) {
         world.device.create_cq(1).map(drop),
         world.pd.create_qp(&QpConfig::new(&world.cq)).map(drop),
         world.device.next_async_event().map(drop),
+        // What would take something out of descriptors that the parent has as well.
+        world.cq.clone().destroy(),
+        world.told.clone().destroy(),
+        world.srq.destroy(),
+        world.pd.clone().destroy(),
+        world.device.clone().destroy(),
+        // ... and what the parent alone decides.
+        world.cq.resize(128),
+        world.srq.modify(SrqChange { limit: Some(1), ..SrqChange::default() }),
+        world.device.create_channel().map(drop),
+        world.pd.create_srq(&SrqConfig::default()).map(drop),
     ];
     for error in errors {
         assert!(matches!(error, Err(Error::Forked)), "{error:?}");

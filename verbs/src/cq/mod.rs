@@ -241,6 +241,17 @@ impl CqInner {
         tell(awaited);
     }
 
+    /// Throws away all completions. The places of a shared receive queue that they hold are wanted still.
+    fn clear(&self) {
+        let mut awaited = Awaited::new();
+        {
+            let mut ring = self.ring.lock();
+            ring.clear(&mut awaited);
+            self.count(&ring);
+        }
+        tell(awaited);
+    }
+
     /// Keeps the queue from being destroyed while a queue pair is made that will report to it.
     pub(crate) fn hold(&self) -> Option<Hold<'_>> {
         let mut holds = self.holds.lock();
@@ -381,7 +392,10 @@ impl Drop for CqInner {
         // FC-064
         if !self.device.origin.is_here() {
             self.reactors.forget();
+            return;
         }
+        // Its queue pairs are gone, and with them whoever waited for places of theirs.
+        self.ring.lock().clear(&mut Awaited::new());
     }
 }
 
@@ -538,6 +552,7 @@ impl CompletionQueue {
             holds.destroyed = true;
             self.0.destroyed.store(true, Ordering::Release);
         }
+        self.0.clear();
         self.0.release_waiters();
         self.0.device.events().forget_cq(&self.0);
         self.0.unacked.wait_none();

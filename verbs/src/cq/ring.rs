@@ -160,6 +160,15 @@ impl Ring {
         }
     }
 
+    /// Throws away everything: nobody will poll it.
+    pub(super) fn clear(&mut self, awaited: &mut Awaited) {
+        let mut entries = std::mem::take(&mut self.entries);
+        for Run { slots, entries: len } in std::mem::take(&mut self.runs) {
+            let places = entries.drain(..len).map(|entry| entry.places).sum();
+            give_back(slots.as_ref(), places, awaited);
+        }
+    }
+
     /// Throws away the completions of one queue pair.
     pub(super) fn purge(&mut self, qp_number: u32, awaited: &mut Awaited) {
         // Moving them all is for when it must be: there may be thousands of queue pairs (FC-043).

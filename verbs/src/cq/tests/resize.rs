@@ -105,8 +105,8 @@ fn fc_041_resizing_under_load_loses_nothing() {
     assert!((0..QPS).all(|qp| logs[&qp] == EACH));
 }
 
-/// FC-043: thousands of queue pairs on one queue. What one of them costs when it goes does not depend on
-/// what the others have stored, as long as it has nothing there.
+/// FC-043: thousands of queue pairs on one queue. Each that goes takes its completions with it, and leaves
+/// those of the others in their order.
 #[test]
 fn fc_043_thousands_of_queue_pairs_share_one_queue() {
     const QPS: u64 = 4096;

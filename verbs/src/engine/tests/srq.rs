@@ -581,3 +581,32 @@ fn a_receive_in_progress_is_flushed_with_its_queue_pair() {
     assert!(hall.server.recv_cq.poll_one().is_none());
     assert_eq!((hall.srq.query().available, hall.srq.query().outstanding), (2, 2));
 }
+
+/// Completions that nobody can poll any more hold no places of the shared queue: it would get smaller with
+/// each completion queue that goes.
+#[test]
+fn a_completion_queue_that_goes_gives_the_places_back() {
+    for destroyed in [true, false] {
+        let hall = Hall::new(0, &SrqConfig { max_wr: 4, ..SrqConfig::default() });
+        let cq = hall.server.device.create_cq(8).unwrap();
+        let pair = Pair { a: hall.setup.end(), b: hall.seat(|config| config.recv_cq(&cq)) };
+        hall.setup.join(&pair);
+        hall.post(0..4);
+        for id in 0..2 {
+            pair.a.qp.post_send(SendRequest::send(id, ())).unwrap();
+        }
+        until("the messages", || cq.len() == 2);
+        drop(pair);
+        until("the end of the connection", || hall.srq.query().queue_pairs == 0);
+        assert_eq!(hall.srq.query().outstanding, 4, "they may still be polled");
+        if destroyed {
+            let other = cq.clone();
+            cq.destroy().unwrap();
+            assert!(other.poll_one().is_none());
+        } else {
+            drop(cq);
+        }
+        until("the places", || hall.srq.query().outstanding == 2);
+        hall.post(4..6);
+    }
+}

@@ -66,8 +66,11 @@ impl ChannelInner {
         while self.notifier.try_take()?.is_some() {
             let cq = self.events.lock().pop_front().and_then(|cq| cq.upgrade());
             // Those about queues that are gone are dropped (FC-040).
-            if let Some(cq) = cq.filter(|cq| !cq.is_destroyed()) {
-                let ack = cq.unacked().issue();
+            // Counted first, and then looked at: a destruction that is under way either waits for this event,
+            // or is seen here.
+            let Some(cq) = cq else { continue };
+            let ack = cq.unacked().issue();
+            if !cq.is_destroyed() {
                 return Ok(Some(CqEvent { cq: CompletionQueue::from_inner(cq), ack }));
             }
         }

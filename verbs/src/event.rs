@@ -240,8 +240,13 @@ impl AsyncEvents {
                 QueuedSource::CompletionQueue(cq) => {
                     // Its last reference may be this one, and its end comes back here.
                     drop(state);
-                    let Some(cq) = cq.upgrade().filter(|cq| !cq.is_destroyed()) else { continue };
+                    let Some(cq) = cq.upgrade() else { continue };
+                    // Counted first, and then looked at: a destruction that is under way either waits for
+                    // this event, or is seen here.
                     let ack = cq.unacked().issue();
+                    if cq.is_destroyed() {
+                        continue;
+                    }
                     (EventSource::CompletionQueue(CompletionQueue::from_inner(cq)), ack)
                 }
                 QueuedSource::SharedReceiveQueue(srq) => {

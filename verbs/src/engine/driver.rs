@@ -161,6 +161,11 @@ impl Driver {
         let shared = self.start()?;
         shared.set.add(socket, qp.key())?;
         shared.connected.lock().insert(qp.key(), Arc::clone(qp));
+        // If the thread fails just now, it has either found this one (`Shared::fail`), or is seen here.
+        if shared.over.load(Ordering::Relaxed) {
+            self.disconnect(qp, socket);
+            return Err(ended());
+        }
         Ok(())
     }
 
@@ -260,7 +265,7 @@ impl Driver {
     fn start(&self) -> io::Result<&Arc<Shared>> {
         if let Some(shared) = self.running.get() {
             if shared.over.load(Ordering::Relaxed) {
-                return Err(io::Error::other("the thread of the device has ended"));
+                return Err(ended());
             }
             return Ok(shared);
         }
@@ -276,6 +281,10 @@ impl Driver {
         }
         self.running.get().ok_or_else(|| io::Error::other("driver did not start"))
     }
+}
+
+fn ended() -> io::Error {
+    io::Error::other("the thread of the device has ended")
 }
 
 impl Drop for Driver {

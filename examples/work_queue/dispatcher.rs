@@ -236,9 +236,13 @@ impl Dispatcher {
         let mut octets = vec![0; done.byte_len as usize];
         self.room.read_at(at, &mut octets)?;
         let Some(worker) = self.workers.get_mut(&done.qp_num) else { return Ok(()) };
-        match read_note(&octets) {
-            Ok(Note::Ready(jobs)) => worker.jobs = Some(jobs.into()),
-            Ok(Note::Done) | Err(_) => {
+        let needed = (SLOTS * (HEADER + self.size)) as u64;
+        match read_note(&octets).map(|note| match note {
+            Note::Ready(jobs) => Some(RemoteMemory::from(jobs)),
+            Note::Done => None,
+        }) {
+            Ok(Some(jobs)) if jobs.len >= needed => worker.jobs = Some(jobs),
+            Ok(_) | Err(_) => {
                 eprintln!("work_queue: a peer that is no worker is sent away");
                 worker.qp.disconnect();
                 return Ok(());

@@ -255,8 +255,10 @@ fn fc_069_what_is_reported_depends_on_flag_and_attribute() {
     for (signal_all, signaled) in [(false, false), (false, true), (true, false), (true, true)] {
         let Pair { a, b } = Setup { signal_all, ..Setup::default() }.connect();
         let (far, lent) = (b.region(64), b.region(64));
+        let number = alloc(&b.pd, 8, ALL | Access::REMOTE_ATOMIC);
         let near = alloc(&a.pd, 64, ALL | Access::MW_BIND);
         let slice = || near.as_slice_all();
+        let original = || near.slice(..8).unwrap();
         let window = a.pd.alloc_window(WindowType::Two).unwrap();
         let binding = WindowBinding::new(&slice(), Access::REMOTE_WRITE);
         let fast = a.pd.alloc_fast_region(64, 1, true).unwrap();
@@ -274,6 +276,9 @@ fn fc_069_what_is_reported_depends_on_flag_and_attribute() {
             SendRequest::bind_window(6, &window, 1, binding),
             SendRequest::local_invalidate(7, window.rkey_with(1)),
             SendRequest::register(8, &fast, 1, mapping),
+            SendRequest::fetch_add(9, original(), number.remote(), 1),
+            SendRequest::compare_swap(10, original(), number.remote(), 1, 2),
+            SendRequest::swap(11, original(), number.remote(), 3),
         ];
         let count = requests.len() as u64;
         for request in requests {

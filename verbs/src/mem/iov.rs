@@ -85,7 +85,7 @@ mod vectored {
     use smallvec::SmallVec;
 
     use super::SendFlags;
-    use crate::mem::region::UseGuard;
+    use crate::mem::guard::UseGuard;
     use crate::mem::{MemoryError, Region};
 
     #[derive(Default)]

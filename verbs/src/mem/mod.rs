@@ -11,7 +11,8 @@
 //! |---|---|
 //! | `handle.rs` | what programs see: [`MemoryRegion`], [`Owned`], [`MrSlice`], [`RemoteMemory`] |
 //! | `access.rs` | [`Access`] rights |
-//! | `region.rs` | the region: checks, use guards, revocation |
+//! | `region.rs` | the region: checks, revocation |
+//! | `guard.rs` | one access to its octets, which revocation waits for |
 //! | `use_count.rs` | the word that counts users and shuts them out |
 //! | `copy.rs` | the loads and stores |
 //! | `atomic.rs` | the atomic read-modify-writes |
@@ -43,6 +44,7 @@ mod descriptor;
 mod error;
 mod fast;
 mod fork;
+mod guard;
 mod handle;
 mod iov;
 mod mapped;

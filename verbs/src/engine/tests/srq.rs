@@ -450,6 +450,8 @@ fn sec_12_a_peer_cannot_take_the_receives_of_the_others() {
     assert_eq!((hall.srq.query().available, hall.srq.query().waiting), (5, 0));
     hall.send(1, 0);
     until("the other", || hall.srq.query().available == 4);
+    // Taken is not yet complete, and what the first goes on with below is not to overtake it.
+    until("its completion", || hall.server.recv_cq.len() == 4);
     let mut holders = hall.srq.holders();
     holders.sort_unstable();
     assert_eq!(holders, [(hall.number(0), 3), (hall.number(1), 1)]);

@@ -22,11 +22,24 @@ pub(crate) struct Case {
 const MEMORY_MOST: usize = 8 << 30;
 /// Requests, and connections, of a case.
 const COUNT_MOST: usize = 1 << 20;
+/// Octets of what an Atomic works on.
+pub(crate) const ATOMIC: usize = 8;
+/// Reads or Atomics that a connection of a case may be granted (ORD).
+pub(crate) const ORD_MOST: usize = 128;
 
 impl Case {
     /// Whether it can be done at all: it may have come over the network.
     pub(crate) fn check(&self) -> Result<()> {
         ensure!(self.size > 0, "messages of no octets cannot be told apart");
+        if self.op() == Some(Op::Atomic) {
+            ensure!(self.size == ATOMIC, "an Atomic works on {ATOMIC} octets, not {}", self.size);
+        }
+        if let Work::Stream(Stream { op: Op::Atomic, depth, .. }) = self.work {
+            ensure!(
+                depth <= ORD_MOST,
+                "{depth} Atomics are more than the {ORD_MOST} that may be outstanding (ORD)"
+            );
+        }
         let (footprint, counts) = match self.work {
             Work::Stream(s) => (s.footprint, [s.depth, s.list, s.footprint, s.connections]),
             Work::Idle { connections } => (1, [1, 1, 1, connections.max(1)]),
@@ -43,6 +56,14 @@ impl Case {
         );
         Ok(())
     }
+
+    /// The operation, where one can be chosen.
+    pub(crate) fn op(&self) -> Option<Op> {
+        match self.work {
+            Work::PingPong { op } | Work::Stream(Stream { op, .. }) => Some(op),
+            Work::Idle { .. } | Work::Fairness { .. } | Work::Target { .. } => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +76,8 @@ pub(crate) enum Stack {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
-    /// Messages there and back, one at a time. With [`Op::Read`] the client reads, one Read at a time.
+    /// Messages there and back, one at a time. Where the operation [is answered](Op::is_answered), the client has
+    /// one of them at a time.
     PingPong { op: Op },
     /// As many messages as go, from the client or from both ends.
     Stream(Stream),
@@ -97,14 +119,30 @@ impl Default for Stream {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Op {
     /// RDMA Write.
     Write,
+    /// RDMA Write with immediate data, which completes a posted receive.
+    WriteImm,
     /// Send, into a posted receive.
     Send,
     /// RDMA Read.
     Read,
+    /// `FetchAdd` on one number of 64 bits: messages of 8 octets only.
+    Atomic,
+}
+
+impl Op {
+    /// Whether the peer's library answers each of them: what it takes is a whole operation.
+    pub(crate) const fn is_answered(self) -> bool {
+        matches!(self, Self::Read | Self::Atomic)
+    }
+
+    /// Whether each of them completes a receive of the peer.
+    pub(crate) const fn takes_receive(self) -> bool {
+        matches!(self, Self::Send | Self::WriteImm)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -189,8 +227,10 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Write => "Write",
+            Self::WriteImm => "Write with immediate",
             Self::Send => "Send",
             Self::Read => "Read",
+            Self::Atomic => "Atomic",
         })
     }
 }
@@ -307,9 +347,15 @@ mod tests {
             case(1, Work::Stream(Stream { connections: COUNT_MOST + 1, ..stream })),
             case(usize::MAX, Work::Stream(Stream { footprint: 2, ..stream })),
             case(MEMORY_MOST + 1, Work::PingPong { op: Op::Send }),
+            case(64, Work::PingPong { op: Op::Atomic }),
+            case(1, Work::Stream(Stream { op: Op::Atomic, ..stream })),
+            case(8, Work::Stream(Stream { op: Op::Atomic, depth: ORD_MOST + 1, ..stream })),
         ];
         assert!(refused.iter().all(|case| case.check().is_err()));
         assert!(case(1, Work::Stream(stream)).check().is_ok());
+        let atomics = Stream { op: Op::Atomic, depth: ORD_MOST, ..stream };
+        assert!(case(8, Work::Stream(atomics)).check().is_ok());
+        assert!(case(8, Work::PingPong { op: Op::Atomic }).check().is_ok());
         for seconds in [-1.0, f64::NAN, f64::INFINITY] {
             assert!(Pace::new(seconds).check().is_err());
         }

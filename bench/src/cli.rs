@@ -43,8 +43,9 @@ pub(crate) enum What {
         #[arg(long)]
         markdown: bool,
     },
-    /// One message at a time: half round trips of Writes and Sends, whole Reads.
+    /// One message at a time: half round trips of Writes and Sends, whole Reads and Atomics.
     Latency {
+        /// What is measured. An Atomic works on 8 octets: of the sizes it takes that one.
         #[arg(long, value_enum, value_delimiter = ',', default_values = ["write", "send", "read"])]
         op: Vec<Op>,
         #[arg(long, value_enum, value_delimiter = ',', default_values = ["poll"])]
@@ -56,6 +57,7 @@ pub(crate) enum What {
     },
     /// As many large messages as go.
     Bandwidth {
+        /// What is measured. Atomics have no bandwidth, and are refused.
         #[arg(long, value_enum, value_delimiter = ',', default_values = ["write", "send", "read"])]
         op: Vec<Op>,
         #[arg(long, value_enum, value_delimiter = ',', default_values = ["poll"])]
@@ -76,6 +78,7 @@ pub(crate) enum What {
     },
     /// As many small messages as go, against one write call for each.
     Rate {
+        /// What is measured. An Atomic works on 8 octets: of the sizes it takes that one, and depths up to 128.
         #[arg(long, value_enum, value_delimiter = ',', default_values = ["write"])]
         op: Vec<Op>,
         /// Octets of a message.

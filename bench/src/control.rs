@@ -27,7 +27,7 @@ use crate::guard::cpu;
 use crate::stats::EndReport;
 
 /// Both ends have to be of one version: cases are told as this version knows them.
-const VERSION: &str = concat!("iwarp-bench ", env!("CARGO_PKG_VERSION"), " protocol 1");
+const VERSION: &str = concat!("iwarp-bench ", env!("CARGO_PKG_VERSION"), " protocol 2");
 /// A longer line is no message of ours.
 const LINE_MAX: u64 = 1 << 16;
 const HELLO_LIMIT: Duration = Duration::from_secs(10);

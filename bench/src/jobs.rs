@@ -1,6 +1,8 @@
 //! What the command line asks for, as lines to measure.
 
-use crate::case::{Case, Op, Stream, Wait, Wire, Work};
+use anyhow::{Result, bail};
+
+use crate::case::{ATOMIC, Case, Op, Stream, Wait, Wire, Work};
 use crate::cli::{Cli, Crc, What};
 use crate::plan::{Line, Metric, ping_pong, stream};
 use crate::rows::{self, Extent};
@@ -24,8 +26,22 @@ fn wires(cli: &Cli) -> Vec<Wire> {
     }
 }
 
+/// The sizes that are measured with an operation: an Atomic has one.
+fn sizes(op: Op, asked: &[usize]) -> Result<Vec<usize>> {
+    let sizes: Vec<usize> =
+        asked.iter().copied().filter(|&size| op != Op::Atomic || size == ATOMIC).collect();
+    if sizes.is_empty() {
+        bail!("an Atomic works on {ATOMIC} octets, which --size does not have");
+    }
+    Ok(sizes)
+}
+
 /// The lines, in the order in which they are shown.
-pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
+///
+/// # Errors
+///
+/// An operation that makes no sense where it is asked for.
+pub(crate) fn lines(cli: &Cli, idle: usize) -> Result<Vec<Line>> {
     let extent = if cli.run.quick { Extent::Quick } else { Extent::Full };
     let table = || rows::lines(extent, Wire { crc: true, ..wires(cli)[0] }, idle);
     let mut lines = Vec::new();
@@ -41,12 +57,16 @@ pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
             for wire in wires(cli) {
                 for &wait in wait {
                     for &op in op {
-                        lines.extend(size.iter().map(|&size| ping_pong(op, size, wait, wire)));
+                        let sizes = sizes(op, size)?.into_iter();
+                        lines.extend(sizes.map(|size| ping_pong(op, size, wait, wire)));
                     }
                 }
             }
         }
         Some(What::Bandwidth { op, wait, size, depth, footprint, bidirectional }) => {
+            if op.contains(&Op::Atomic) {
+                bail!("an Atomic moves 8 octets and has no bandwidth: ask for its rate or latency");
+            }
             for wire in wires(cli) {
                 for &wait in wait {
                     for &op in op {
@@ -75,9 +95,9 @@ pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
                         let list = list.max(1);
                         let depth = if list > 1 { (*depth).max(2 * list) } else { (*depth).max(1) };
                         let s = Stream { op, depth, list, ..Stream::default() };
-                        let sizes = size.iter();
+                        let sizes = sizes(op, size)?.into_iter();
                         lines.extend(
-                            sizes.map(|&size| stream(s, size, Wait::Poll, wire, Metric::Rate)),
+                            sizes.map(|size| stream(s, size, Wait::Poll, wire, Metric::Rate)),
                         );
                     }
                 }
@@ -106,7 +126,7 @@ pub(crate) fn lines(cli: &Cli, idle: usize) -> Vec<Line> {
     if is_table && cli.output.plot.is_some() {
         lines.extend(rows::sweep(extent, wires(cli)[0]));
     }
-    lines
+    Ok(lines)
 }
 
 fn only(mut lines: Vec<Line>, wanted: impl Fn(&Case) -> bool) -> Vec<Line> {

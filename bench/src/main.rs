@@ -95,7 +95,7 @@ fn measure(cli: &Cli) -> Result<()> {
         let note = format!("descriptors for {idle} idle connections only, not {wanted}");
         environment.notes.push(note);
     }
-    let mut lines = jobs::lines(cli, idle);
+    let mut lines = jobs::lines(cli, idle)?;
     if !environment.both_ends_here {
         lines.retain(|line| !matches!(line.ours.work, case::Work::Target { .. }));
         environment.notes.push("no silent target: it needs both ends on one machine".into());

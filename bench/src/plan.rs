@@ -202,7 +202,7 @@ pub(crate) fn iwarp(work: Work, size: usize, wait: Wait, wire: Wire) -> Case {
 
 pub(crate) fn ping_pong(op: Op, size: usize, wait: Wait, wire: Wire) -> Line {
     let work = Work::PingPong { op };
-    let metric = if op == Op::Read { Metric::WholeOperation } else { Metric::HalfRoundTrip };
+    let metric = if op.is_answered() { Metric::WholeOperation } else { Metric::HalfRoundTrip };
     let style = match wait {
         Wait::Poll => "polling",
         Wait::Block => "blocking",

@@ -9,7 +9,7 @@ use std::{env, io};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::case::{Case, Pace, Stack, Stream, Work};
+use crate::case::{Case, Op, Pace, Stack, Stream, Work};
 use crate::control::Remote;
 use crate::guard::cpu;
 use crate::stats::{EndReport, Sample};
@@ -96,8 +96,8 @@ pub(crate) fn one(remote: &mut Remote, case: &Case, pace: Pace) -> Result<Sample
 fn check_counts(case: &Case, mine: &EndReport, theirs: &EndReport) -> Result<()> {
     let one_sided = match case.work {
         Work::Stream(Stream { both_ways: true, .. }) => true,
-        Work::Stream(s) => case.stack == Stack::Iwarp && s.op != crate::case::Op::Send,
-        Work::PingPong { op } => op == crate::case::Op::Read,
+        Work::Stream(s) => case.stack == Stack::Iwarp && matches!(s.op, Op::Write | Op::Read),
+        Work::PingPong { op } => op == Op::Read,
         Work::Idle { .. } | Work::Fairness { .. } | Work::Target { .. } => false,
     };
     if !one_sided && mine.total != theirs.total {

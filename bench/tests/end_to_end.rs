@@ -157,6 +157,94 @@ fn options_reach_the_wire() {
     }
 }
 
+/// Short cases that need no processor of their own.
+const BRIEF: [&str; 6] = ["--rounds", "1", "--seconds", "0.004", "--pin", "none"];
+
+fn brief<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    args.iter().copied().chain(BRIEF).collect()
+}
+
+/// Operation and size of each figure.
+fn work<'a>(report: &'a Value, kind: &str) -> Vec<(&'a str, u64)> {
+    let of = |figure: &'a Value| {
+        let ours = &figure["ours"];
+        let op = ours["work"][kind]["op"].as_str().expect("an operation");
+        (op, ours["size"].as_u64().expect("a size"))
+    };
+    figures(report).iter().map(of).collect()
+}
+
+/// The program itself compares what both ends counted: receives that immediate data completed, and the numbers that
+/// Atomics added to.
+#[test]
+fn immediate_data_and_atomics_are_measured() {
+    // The shorter message is inline data, the longer one is not. Of the sizes an Atomic takes its own.
+    let latency = report(&brief(&[
+        "latency",
+        "--op",
+        "write-imm,atomic",
+        "--wait",
+        "poll,block,await",
+        "--size",
+        "8,25",
+        "--inline",
+        "8",
+        "--json",
+    ]));
+    check(&latency, 1);
+    let of_a_wait = [("write-imm", 8), ("write-imm", 25), ("atomic", 8)];
+    assert_eq!(work(&latency, "ping_pong"), of_a_wait.repeat(3));
+    let metric = |figure: &Value| figure["metric"].as_str().expect("a metric").to_owned();
+    let metrics: Vec<_> = figures(&latency)[..3].iter().map(metric).collect();
+    assert_eq!(metrics, ["half_round_trip", "half_round_trip", "whole_operation"]);
+
+    let rate = report(&brief(&[
+        "rate",
+        "--op",
+        "write-imm,atomic",
+        "--list",
+        "1,16",
+        "--size",
+        "8,200",
+        "--depth",
+        "128",
+        "--json",
+    ]));
+    check(&rate, 1);
+    let writes = [("write-imm", 8), ("write-imm", 200)].repeat(2);
+    assert_eq!(work(&rate, "stream"), [writes, vec![("atomic", 8); 2]].concat());
+
+    for ways in [&[][..], &["--bidirectional"]] {
+        let mut args = vec!["bandwidth", "--op", "write-imm", "--size", "10000", "--json"];
+        args.extend(["--wait", "poll,block", "--footprint", "3"]);
+        args.extend(ways);
+        let bandwidth = report(&brief(&args));
+        check(&bandwidth, 1);
+        assert_eq!(work(&bandwidth, "stream"), [("write-imm", 10000); 2]);
+    }
+
+    let output = bench(&brief(&["latency", "--op", "write-imm,atomic", "--size", "8"]));
+    let table = String::from_utf8_lossy(&output.stdout);
+    for what in ["Write with immediate 8 B polling", "Atomic 8 B polling"] {
+        assert!(table.contains(what), "{table}");
+    }
+}
+
+#[test]
+fn atomics_are_refused_where_they_make_no_sense() {
+    for (args, reason) in [
+        (&["bandwidth", "--op", "write,atomic"][..], "bandwidth"),
+        (&["latency", "--op", "atomic", "--size", "64,4k"], "8 octets"),
+        (&["rate", "--op", "atomic", "--size", "64"], "8 octets"),
+        (&["rate", "--op", "atomic", "--depth", "129", "--list", "1"], "ORD"),
+    ] {
+        let output = bench(&brief(args));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(errors.contains("Atomic") && errors.contains(reason), "{args:?}: {errors}");
+    }
+}
+
 #[test]
 fn a_server_of_its_own_serves_a_client() {
     let mut server = Command::new(env!("CARGO_BIN_EXE_iwarp-bench"))

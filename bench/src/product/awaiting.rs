@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures_util::future::{join, join3};
+use iwarp_verbs::SendRequest;
 
 use super::setup::Session;
 use crate::case::{Case, Op, Pace, Work};
@@ -12,6 +13,9 @@ use crate::guard::cpu;
 use crate::laps::Laps;
 use crate::stats::EndReport;
 use crate::yardstick::runtime;
+
+/// What a Write with immediate data carries.
+const IMMEDIATE: u32 = 7;
 
 /// Posts the receive of the next message, then sends one; returns when both are done. A Write is followed by a Send
 /// without octets, which wakes.
@@ -31,6 +35,12 @@ impl<'a> Exchange<'a> {
         let conn = &self.session.ends[0].conn;
         match self.case.work {
             Work::PingPong { op: Op::Write } => conn.recv(()).await?,
+            Work::PingPong { op: Op::WriteImm } => {
+                let received = conn.recv(()).await?;
+                let brought = received.imm_data;
+                ensure!(brought == Some(IMMEDIATE), "a message with immediate data {brought:?}");
+                received
+            }
             _ => conn.recv(self.session.memory.slice(..self.case.size)?).await?,
         };
         Ok(())
@@ -58,6 +68,22 @@ impl<'a> Exchange<'a> {
             }
             (Work::PingPong { op: Op::Read }, _) => {
                 conn.read(source, end.remote.slice(..self.case.size as u64)?).await?;
+            }
+            (Work::PingPong { op: Op::Atomic }, _) => {
+                let number = end.remote.slice(..self.case.size as u64)?;
+                conn.fetch_add(source, number, 1).await?;
+            }
+            (Work::PingPong { op: Op::WriteImm }, Some(message)) => {
+                let request = SendRequest::write_inline_with_imm(0, message, end.remote, IMMEDIATE);
+                let (received, written) = join(self.receive(), conn.request(request)).await;
+                received?;
+                written?;
+            }
+            (Work::PingPong { op: Op::WriteImm }, None) => {
+                let write = conn.write_with_imm(source, end.remote, IMMEDIATE);
+                let (received, written) = join(self.receive(), write).await;
+                received?;
+                written?;
             }
             (_, Some(message)) => {
                 let (received, sent) = join(self.receive(), conn.send_inline(message)).await;
@@ -103,9 +129,12 @@ pub(super) fn serve(session: &Session, case: &Case, stop: &Stop) -> Result<EndRe
     let mut total = 0;
     let work = async {
         let exchange = Exchange::new(session, case);
-        if matches!(case.work, Work::PingPong { op: Op::Read }) {
+        if case.op().is_some_and(Op::is_answered) {
             // The peer does everything until it disconnects.
             session.ends[0].conn.closed().await;
+            if case.op() == Some(Op::Atomic) {
+                total = session.atomics()?;
+            }
             return anyhow::Ok(());
         }
         let mut arrived = exchange.receive().await.is_ok();

@@ -1,4 +1,4 @@
-//! One message at a time: Writes or Sends there and back, or Reads.
+//! One message at a time: Writes or Sends there and back, or Reads or Atomics.
 
 use std::time::Instant;
 
@@ -32,8 +32,8 @@ pub(super) struct Player<'a> {
     arrived: u64,
     /// Receives used up and not posted again yet.
     used: u32,
-    /// Reads that are complete.
-    read: u64,
+    /// Reads or Atomics that are complete.
+    answered: u64,
 }
 
 impl<'a> Player<'a> {
@@ -54,11 +54,11 @@ impl<'a> Player<'a> {
             inline: case.size <= case.wire.inline,
             arrived: 0,
             used: 0,
-            read: 0,
+            answered: 0,
         })
     }
 
-    /// Sends the message of this round, or reads. Receives are posted again behind the answer: there are
+    /// Sends the message of this round, or asks for an answer. Receives are posted again behind the answer: there are
     /// enough of them.
     pub(super) fn play(&mut self, round: u64) -> Result<()> {
         self.send(round)?;
@@ -71,10 +71,13 @@ impl<'a> Player<'a> {
     fn send(&mut self, round: u64) -> Result<()> {
         let size = self.case.size;
         let wakes = self.op == Op::Write && self.case.wait != Wait::Poll;
-        if self.op == Op::Read {
+        if self.op.is_answered() {
             let into = self.session.source.slice(..size)?;
-            let from = self.end.remote.slice(..size as u64)?;
-            return Ok(self.end.qp.post_send(SendRequest::read(round, into, from))?);
+            let remote = self.end.remote.slice(..size as u64)?;
+            return Ok(self.end.qp.post_send(match self.op {
+                Op::Atomic => SendRequest::fetch_add(round, into, remote, 1),
+                _ => SendRequest::read(round, into, remote),
+            })?);
         }
         // The last octets tell the round.
         if self.inline {
@@ -91,6 +94,14 @@ impl<'a> Player<'a> {
         let mut request = match (self.op, self.inline) {
             (Op::Send, true) => SendRequest::send_inline(round, &self.message),
             (Op::Send, false) => SendRequest::send(round, self.session.source.slice(..size)?),
+            (Op::WriteImm, true) => {
+                let (message, remote) = (&self.message, self.end.remote);
+                SendRequest::write_inline_with_imm(round, message, remote, round as u32)
+            }
+            (Op::WriteImm, false) => {
+                let from = self.session.source.slice(..size)?;
+                SendRequest::write_with_imm(round, from, self.end.remote, round as u32)
+            }
             (_, true) => SendRequest::write_inline(round, &self.message, self.end.remote),
             (_, false) => {
                 let from = self.session.source.slice(..size)?;
@@ -119,21 +130,32 @@ impl<'a> Player<'a> {
                 if wc.opcode.is_receive() {
                     self.arrived += 1;
                     self.used += 1;
-                } else if self.op == Op::Read {
-                    self.read = wc.wr_id;
+                    if self.op == Op::WriteImm && wc.imm_data != Some(round as u32) {
+                        bail!("round {round} brought the immediate data {:?}", wc.imm_data);
+                    }
+                } else if self.op.is_answered() {
+                    self.answered = wc.wr_id;
                 }
             }
             let here = match self.op {
-                Op::Read => self.read == round,
+                Op::Read => self.answered == round,
+                Op::Atomic if self.answered == round => {
+                    // This end is the only one that adds.
+                    let found = self.session.source.load_u64(0)?;
+                    if found != round - 1 {
+                        bail!("the Atomic of round {round} found {found}");
+                    }
+                    true
+                }
                 Op::Write if self.case.wait == Wait::Poll => self.is_marked(round)?,
-                Op::Write | Op::Send if self.arrived > 0 => {
+                Op::Write | Op::WriteImm | Op::Send if self.arrived > 0 => {
                     self.arrived -= 1;
                     if !self.is_marked(round)? {
                         bail!("round {round} brought other octets than were sent");
                     }
                     true
                 }
-                Op::Write | Op::Send => false,
+                Op::Atomic | Op::Write | Op::WriteImm | Op::Send => false,
             };
             if here {
                 return Ok(true);
@@ -193,7 +215,7 @@ pub(super) fn serve(session: &Session, case: &Case, op: Op, stop: &Stop) -> Resu
     let meter = cpu::Meter::start();
     let mut player = Player::new(session, case, op, stop)?;
     let mut total = 0;
-    if op == Op::Read {
+    if op.is_answered() {
         // The peer does everything; this end only lets it be done, in the same style.
         let mut turns = 0_u32;
         while !stop.now() {
@@ -202,6 +224,9 @@ pub(super) fn serve(session: &Session, case: &Case, op: Op, stop: &Stop) -> Resu
             if turns.is_multiple_of(TURNS) {
                 stop.check()?;
             }
+        }
+        if op == Op::Atomic {
+            total = session.atomics()?;
         }
     } else {
         while player.wait_for(total + 1)? {

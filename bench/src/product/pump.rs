@@ -48,7 +48,7 @@ struct Line {
 
 impl<'a> Pump<'a> {
     fn new(session: &'a Session, case: &'a Case, s: Stream, stop: &'a Stop) -> Self {
-        let inline = s.op != Op::Read && case.size <= case.wire.inline;
+        let inline = !s.op.is_answered() && case.size <= case.wire.inline;
         Self {
             session,
             case,
@@ -101,6 +101,10 @@ impl<'a> Pump<'a> {
         if let Some(octets) = &self.inline {
             return Ok(match self.s.op {
                 Op::Send => SendRequest::send_inline(number, octets),
+                Op::WriteImm => {
+                    let remote = self.remote(end, at)?;
+                    SendRequest::write_inline_with_imm(number, octets, remote, number as u32)
+                }
                 _ => SendRequest::write_inline(number, octets, self.remote(end, at)?),
             });
         }
@@ -108,7 +112,11 @@ impl<'a> Pump<'a> {
         Ok(match self.s.op {
             Op::Send => SendRequest::send(number, here),
             Op::Write => SendRequest::write(number, here, self.remote(end, at)?),
+            Op::WriteImm => {
+                SendRequest::write_with_imm(number, here, self.remote(end, at)?, number as u32)
+            }
             Op::Read => SendRequest::read(number, here, self.remote(end, at)?),
+            Op::Atomic => SendRequest::fetch_add(number, here, self.remote(end, at)?, 1),
         })
     }
 
@@ -136,7 +144,7 @@ impl<'a> Pump<'a> {
             self.peer_has_ended = true;
             return Ok(());
         }
-        if wc.opcode == WcOpcode::Recv {
+        if wc.opcode.is_receive() {
             self.received += 1;
             self.used[at] += 1;
             if self.used[at] == RECEIVES {
@@ -205,10 +213,11 @@ impl<'a> Pump<'a> {
 
     /// Returns when everything is complete here, and is placed at the peer.
     ///
-    /// Not so where Sends go both ways: they end with the last words of both ends. While a Read is
-    /// outstanding, a Send that finds no receive would end the connection, as its answer could be behind it.
+    /// Not so where messages that take receives go both ways: they end with the last words of both ends. While a
+    /// Read is outstanding, a message that finds no receive would end the connection, as the answer could be behind
+    /// it.
     fn flush(&mut self) -> Result<()> {
-        if self.s.both_ways && self.s.op == Op::Send {
+        if self.s.both_ways && self.s.op.takes_receive() {
             return Ok(());
         }
         for (at, end) in self.session.ends.iter().enumerate() {
@@ -276,6 +285,12 @@ pub(super) fn drive(
     if s.list > s.depth {
         bail!("a list of {} does not fit into a depth of {}", s.list, s.depth);
     }
+    if s.op == Op::Atomic
+        && let Some(ord) = session.ends.iter().map(|end| end.conn.ord()).min()
+        && (ord as usize) < s.depth
+    {
+        bail!("{} Atomics do not fit into the {ord} that were granted (ORD)", s.depth);
+    }
     Pump::new(session, case, s, stop).measure(pace)
 }
 
@@ -304,9 +319,10 @@ pub(super) fn serve(
     while pump.reap_now()? {}
     if !s.both_ways {
         // Of Writes and Reads this end knows nothing: it is the client that counts.
+        let total = if s.op == Op::Atomic { session.atomics()? } else { pump.received };
         report.cpu_seconds = meter.seconds();
-        report.cpu_over = pump.received;
-        report.total = pump.received;
+        report.cpu_over = total;
+        report.total = total;
     }
     Ok(report)
 }

@@ -11,7 +11,7 @@ use iwarp_verbs::{
     QueuePair, RecvRequest, RemoteMemory, WorkCompletion,
 };
 
-use crate::case::{Case, Op, Pace, Stream, Wait, Work};
+use crate::case::{ATOMIC, Case, ORD_MOST, Op, Pace, Stream, Wait, Work};
 use crate::control::Stop;
 use crate::memory;
 use crate::paced::SLOTS;
@@ -22,7 +22,8 @@ const AT_ONCE: usize = 64;
 const BACKLOG: u32 = 4096;
 /// Octets of the bulk message of a fairness case.
 pub(super) const BULK: usize = 1 << 20;
-/// Receives that are posted for a stream of Sends, for each that the sender may have outstanding.
+/// Receives that are posted for a stream of Sends or of Writes with immediate data, for each that the sender may have
+/// outstanding.
 const RECEIVES_PER_SEND: usize = 2;
 
 /// One end of the connections of a case.
@@ -72,7 +73,7 @@ impl Sizes {
                 sizes.memory = (case.size * s.footprint).max(8);
                 sizes.send = s.depth as u32 + 2;
                 sizes.receive = (s.depth * RECEIVES_PER_SEND).max(64) as u32;
-                sizes.reads = s.depth.clamp(1, 128) as u16;
+                sizes.reads = s.depth.clamp(1, ORD_MOST) as u16;
                 sizes.connections = s.connections;
             }
             Work::Idle { connections } => sizes.connections = connections + 1,
@@ -91,7 +92,10 @@ impl Session {
         // Room for every request of every connection: a queue takes memory as it is used.
         let entries = (sizes.send + sizes.receive) as usize * sizes.connections;
         let cq = device.create_cq(u32::try_from(entries).unwrap_or(u32::MAX).min(4 << 20))?;
-        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let mut all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        if case.op() == Some(Op::Atomic) {
+            all |= Access::REMOTE_ATOMIC;
+        }
         let memory = pd.alloc(sizes.memory, all)?;
         let source = pd.alloc(sizes.memory, Access::LOCAL_WRITE)?;
         memory.fill(.., 0)?;
@@ -124,12 +128,19 @@ impl Session {
 
     /// The receive that is posted again and again.
     pub(super) fn receive(&self, case: &Case) -> Result<RecvRequest> {
-        let len = match (case.work, case.wait) {
+        match case.work {
             // The Send that follows a Write only wakes.
-            (Work::PingPong { op: Op::Write }, _) => return Ok(RecvRequest::new(0, ())),
-            _ => case.size,
-        };
-        Ok(RecvRequest::new(0, self.memory.slice(..len)?))
+            Work::PingPong { op: Op::Write } => Ok(RecvRequest::new(0, ())),
+            // Nothing is placed in the receive that immediate data completes.
+            _ if case.op() == Some(Op::WriteImm) => Ok(RecvRequest::new(0, ())),
+            _ => Ok(RecvRequest::new(0, self.memory.slice(..case.size)?)),
+        }
+    }
+
+    /// Atomics that the peer has carried out here: each adds 1 to one of the numbers, which begin at 0.
+    pub(super) fn atomics(&self) -> Result<u64> {
+        let numbers = (0..self.memory.len()).step_by(ATOMIC);
+        numbers.map(|at| Ok(self.memory.load_u64(at)?)).sum()
     }
 
     /// The connecting end.
@@ -246,9 +257,10 @@ fn receives(case: &Case) -> usize {
         return 0;
     }
     match case.work {
-        Work::PingPong { op: Op::Send } | Work::Fairness { .. } => 4,
+        Work::Fairness { .. } => 4,
+        Work::PingPong { op } if op.takes_receive() => 4,
         Work::PingPong { op: Op::Write } if case.wait != Wait::Poll => 4,
-        Work::Stream(Stream { op: Op::Send, depth, .. }) => (depth * RECEIVES_PER_SEND).max(64),
+        Work::Stream(s) if s.op.takes_receive() => (s.depth * RECEIVES_PER_SEND).max(64),
         // For the word that the other end is done.
         Work::Stream(Stream { both_ways: true, .. }) => 1,
         _ => 0,

@@ -17,6 +17,8 @@ const WRITE: RGBColor = RGBColor(0, 90, 181);
 const WRITE_WITHOUT: RGBColor = RGBColor(110, 175, 235);
 const SEND: RGBColor = RGBColor(220, 110, 0);
 const READ: RGBColor = RGBColor(20, 140, 90);
+const WRITE_IMM: RGBColor = RGBColor(150, 60, 160);
+const ATOMIC: RGBColor = RGBColor(190, 40, 60);
 const FONT: &str = "sans-serif";
 
 /// One curve: octets and values, with the spread over rounds.
@@ -30,7 +32,7 @@ pub(super) fn draw(file: &Path, figures: &[Figure]) -> Result<()> {
     let latency = curves(figures, &[Metric::HalfRoundTrip, Metric::WholeOperation]);
     let bandwidth = curves(figures, &[Metric::Bandwidth]);
     let charts: Vec<_> = [
-        ("Latency of one message, polling (Reads: whole)", "µs", true, latency),
+        ("Latency of one message, polling (Reads, Atomics: whole)", "µs", true, latency),
         ("Bandwidth of one connection", "GB/s", false, bandwidth),
     ]
     .into_iter()
@@ -102,6 +104,8 @@ fn name(case: &Case) -> Option<((u8, String), RGBColor)> {
         (_, Op::Write, false) => (2, WRITE_WITHOUT),
         (_, Op::Send, _) => (3, SEND),
         (_, Op::Read, _) => (4, READ),
+        (_, Op::WriteImm, _) => (5, WRITE_IMM),
+        (_, Op::Atomic, _) => (6, ATOMIC),
     };
     Some(((place, format!("{op}, {crc}")), colour))
 }

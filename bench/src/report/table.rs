@@ -48,8 +48,8 @@ const LEGEND: &str = "
 `ratio`: median over rounds of ours/reference, in the unit shown. `means`: the same of mean times.
 `others`: share of the machine that other processes used in the worst round, from 10 %.
 
-medians over rounds: operations a second, times in µs (half a round trip for ping-pong, but whole Reads), CPU µs of
-client + server for an operation
+medians over rounds: operations a second, times in µs (half a round trip for ping-pong, but whole Reads and
+Atomics), CPU µs of client + server for an operation
 ";
 
 /// The table, and below it percentiles and CPU seconds of each case.
@@ -124,10 +124,8 @@ fn disturbed(figure: &Figure) -> String {
 }
 
 fn details(case: &Case, samples: &[Sample]) -> Vec<String> {
-    let whole = matches!(
-        case.work,
-        Work::PingPong { op: Op::Read } | Work::Stream(_) | Work::Target { .. }
-    );
+    let whole = case.op().is_some_and(Op::is_answered)
+        || matches!(case.work, Work::Stream(_) | Work::Target { .. });
     let unit = if whole { 1000.0 } else { 2000.0 };
     let median = |pick: &dyn Fn(&Sample) -> Option<f64>| {
         Spread::of(samples.iter().filter_map(pick)).map(|spread| spread.median)

@@ -6,7 +6,6 @@ mod cm_support;
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
 
 use cm_support::*;
 use iwarp_verbs::Error;
@@ -67,13 +66,7 @@ fn destroy_ends_what_goes_on() {
     pair.passive.destroy().unwrap();
     expect(&ends.active, EventKind::Disconnected);
     // A listener, with a request that nobody took.
-    let (id, qp) = (Id::new(&ends.active), ends.world.qp());
-    id.connect(ends.addr(), &qp, ConnParam::default()).unwrap();
-    let started = Instant::now();
-    while !readable(&ends.passive) {
-        assert!(started.elapsed() < GUARD);
-        thread::yield_now();
-    }
+    let _client = ends.ask_and_wait();
     let addr = ends.addr();
     ends.listening.destroy().unwrap();
     assert!(!readable(&ends.passive));
@@ -85,13 +78,7 @@ fn destroy_ends_what_goes_on() {
 #[test]
 fn fc_049_a_request_holds_up_neither_its_id_nor_its_listener() {
     let ends = Ends::new();
-    let clients: Vec<_> = (0..2)
-        .map(|_| {
-            let (id, qp) = (Id::new(&ends.active), ends.world.qp());
-            id.connect(ends.addr(), &qp, ConnParam::default()).unwrap();
-            (id, qp)
-        })
-        .collect();
+    let clients = [ends.ask(), ends.ask()];
     let first = expect(&ends.passive, EventKind::ConnectRequest);
     let second = expect(&ends.passive, EventKind::ConnectRequest);
     // In the handling of the second: the other one, the listener, and itself.
@@ -123,13 +110,7 @@ fn a_channel_goes_when_no_id_uses_it() {
     pair.passive.destroy().unwrap();
     busy(ends.passive.clone().destroy(), "1 id");
     // A request that waits in it is a user, too, as long as somebody could fetch it.
-    let (id, qp) = (Id::new(&ends.active), ends.world.qp());
-    id.connect(ends.addr(), &qp, ConnParam::default()).unwrap();
-    let started = Instant::now();
-    while !readable(&ends.passive) {
-        assert!(started.elapsed() < GUARD);
-        thread::yield_now();
-    }
+    let (id, _qp) = ends.ask_and_wait();
     busy(ends.passive.clone().destroy(), "2 ids");
     // Who waits for an event does not hold it, and finds out.
     let channel = ends.world.channel();
@@ -160,13 +141,7 @@ fn a_channel_goes_when_no_id_uses_it() {
 #[test]
 fn requests_follow_their_listener_to_another_channel() {
     let ends = Ends::new();
-    let (id, qp) = (Id::new(&ends.active), ends.world.qp());
-    id.connect(ends.addr(), &qp, ConnParam::default()).unwrap();
-    let started = Instant::now();
-    while !readable(&ends.passive) {
-        assert!(started.elapsed() < GUARD);
-        thread::yield_now();
-    }
+    let _client = ends.ask_and_wait();
     let other = ends.world.channel();
     ends.listening.migrate(&other).unwrap();
     assert!(!readable(&ends.passive) && readable(&other));

@@ -295,13 +295,7 @@ fn fc_048_events_and_destruction_in_two_threads() {
 #[test]
 fn fc_049_ids_may_be_destroyed_while_an_event_is_handled() {
     let ends = Ends::new();
-    let clients: Vec<_> = (0..2)
-        .map(|_| {
-            let (id, qp) = (Id::new(&ends.active), ends.world.qp());
-            id.connect(ends.addr(), &qp, ConnParam::default()).unwrap();
-            (id, qp)
-        })
-        .collect();
+    let clients = [ends.ask(), ends.ask()];
     let first = expect(&ends.passive, EventKind::ConnectRequest);
     let second = expect(&ends.passive, EventKind::ConnectRequest);
     let Ends { listening, world, active, passive, .. } = ends;

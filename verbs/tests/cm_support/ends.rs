@@ -1,11 +1,13 @@
 //! The verbs style at both ends.
 
 use std::net::SocketAddr;
+use std::thread;
+use std::time::Instant;
 
 use iwarp_verbs::QueuePair;
 use iwarp_verbs::cm::{BindOptions, ConnParam, Event, EventChannel, EventKind, Id};
 
-use super::{World, expect};
+use super::{GUARD, World, expect, readable};
 
 /// Both ends of the verbs style in one process, with a channel each.
 pub(crate) struct Ends {
@@ -35,6 +37,24 @@ impl Ends {
 
     pub(crate) fn addr(&self) -> SocketAddr {
         self.listening.local_addr().unwrap()
+    }
+
+    /// A client that asks for a connection.
+    pub(crate) fn ask(&self) -> (Id, QueuePair) {
+        let (id, qp) = (Id::new(&self.active), self.world.qp());
+        id.connect(self.addr(), &qp, ConnParam::default()).unwrap();
+        (id, qp)
+    }
+
+    /// The same, and its request has come; nobody has fetched it.
+    pub(crate) fn ask_and_wait(&self) -> (Id, QueuePair) {
+        let client = self.ask();
+        let started = Instant::now();
+        while !readable(&self.passive) {
+            assert!(started.elapsed() < GUARD);
+            thread::yield_now();
+        }
+        client
     }
 
     pub(crate) fn connect(&self, sent: &[u8], answered: &[u8]) -> (Pair, [Event; 3]) {

@@ -22,7 +22,7 @@ use tokio::runtime::{Builder, Handle};
 
 use super::asked::Asked;
 use super::budget::Budget;
-use super::gather::Watching;
+use super::watch::Watching;
 use super::{Caller, parking::Parking};
 use crate::cm::Channels;
 use crate::event::{AsyncEventKind, AsyncEvents};
@@ -468,7 +468,7 @@ impl Agenda {
             qp.scheduled.store(false, Ordering::Release);
             if !(qp.polled.swap(false, Ordering::AcqRel) && self.parking.park(&qp)) {
                 qp.drive(Caller::Driver);
-            } else if qp.is_one_of_many() && qp.gather.watch.announce() {
+            } else if qp.begins_watch() {
                 self.watching.add(qp);
             }
         }

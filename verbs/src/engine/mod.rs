@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `kick.rs`, `asked.rs` | who runs, and what it is asked to do besides moving data |
 //! | `gather.rs` | requests posted one by one that are sent together |
+//! | `watch.rs` | what the driver looks at now and then, lest it be left behind |
 //! | `link.rs` | a connection, and one pass over it |
 //! | `rx.rs`, `tx.rs` | the two directions |
 //! | `share.rs` | how long a pass stays |
@@ -33,6 +34,7 @@ mod scratch;
 mod share;
 mod tx;
 mod verdict;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -229,21 +231,16 @@ impl QpInner {
         if self.sq.gather(operation) {
             self.drive(Caller::Post);
             self.gather.sent();
-        } else {
-            self.have_watched();
-        }
-    }
-
-    /// Has the driver see to it that what is left to do is done, if nobody else does it.
-    fn have_watched(self: &Arc<Self>) {
-        if self.gather.watch.announce() {
+        } else if self.gather.watch.announce() {
             self.driver().watch(self);
         }
     }
 
-    /// Whether an empty poll of one of its completion queues may try others only.
-    pub(crate) fn is_one_of_many(&self) -> bool {
-        self.send_cq.is_crowded() || self.recv_cq.is_crowded()
+    /// Whether the driver has to watch what is left to polls, and does not yet: where these have many to try, they
+    /// may come to this one late, or the program polls the queue that has lost sight of it.
+    #[must_use = "the driver is to watch it"]
+    fn begins_watch(&self) -> bool {
+        (self.send_cq.is_crowded() || self.recv_cq.is_crowded()) && self.gather.watch.announce()
     }
 
     /// Whether there is something to do that nothing will announce again.
@@ -308,11 +305,10 @@ impl QpInner {
     fn pass_on(self: &Arc<Self>, who: Caller) {
         match who {
             // Of a parked queue pair the driver knows already, and its program goes on polling: both at
-            // once would only be in each other's way. But where polls have many to try, they may come to
-            // this one late, or the program polls the queue that has lost sight of it.
+            // once would only be in each other's way.
             Caller::Post | Caller::Poll if self.parked.load(Ordering::Acquire) => {
-                if self.is_one_of_many() {
-                    self.have_watched();
+                if self.begins_watch() {
+                    self.driver().watch(self);
                 }
                 return;
             }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use super::Hand;
 use crate::engine::{Asked, Caller};
 use crate::error::Error;
 use crate::qp::QpInner;
@@ -168,7 +169,7 @@ impl Members {
 
     /// Drives the one that has waited aside longest.
     #[cold]
-    fn drive_aside(&self) {
+    fn drive_aside(&self, hand: &mut Hand) {
         let waiting = {
             let mut aside = self.aside.lock();
             let waiting = aside.pop_front();
@@ -176,7 +177,7 @@ impl Members {
             waiting
         };
         if let Some(qp) = waiting.and_then(|waiting| waiting.qp.upgrade()) {
-            qp.drive_for_poll();
+            qp.drive_for_poll(hand);
             if qp.has_rest() {
                 self.offer(&qp);
             }
@@ -184,18 +185,18 @@ impl Members {
     }
 
     /// Drives the active connections until `done`, and now and then looks for others with something to
-    /// do. Never blocks. `missed` counts the polls that found nothing.
-    pub(super) fn drive_active(&self, missed: u32, done: impl Fn() -> bool) {
+    /// do. Never blocks. `missed` counts the polls that found nothing; `hand` is that of this one.
+    pub(super) fn drive_active(&self, missed: u32, hand: &mut Hand, done: impl Fn(&Hand) -> bool) {
         let crowded = self.crowded.load(Ordering::Relaxed);
         if crowded && missed.is_multiple_of(LOOK_AROUND) {
             self.look_around();
-            if done() {
+            if done(hand) {
                 return;
             }
         }
         if self.any_aside.load(Ordering::Relaxed) {
-            self.drive_aside();
-            if done() {
+            self.drive_aside(hand);
+            if done(hand) {
                 return;
             }
         }
@@ -209,10 +210,10 @@ impl Members {
             };
             if let Some(qp) = qp {
                 self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
-                if qp.drive_for_poll().found_work && crowded {
+                if qp.drive_for_poll(hand).found_work && crowded {
                     self.offer(&qp);
                 }
-                if done() {
+                if done(hand) {
                     return;
                 }
             }

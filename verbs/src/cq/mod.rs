@@ -3,6 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `ring.rs`, `slots.rs` | completions in order; the places that polling them gives back |
+//! | `hand.rs` | completions that go to a poll past the ring |
 //! | `members.rs` | the queue pairs that report here, and which of them a poll tries |
 //! | `lease.rs` | the word that keeps the driver away while a program polls |
 //! | `wait.rs`, `gate.rs`, `reactor.rs` | sleeping threads and awaiting tasks |
@@ -15,6 +16,7 @@
 //! while a queue pair is driven, a waker is called, or a descriptor is written.
 
 mod gate;
+mod hand;
 mod lease;
 mod members;
 mod reactor;
@@ -33,11 +35,12 @@ use event_listener::Event;
 use parking_lot::Mutex;
 
 use self::gate::Gate;
+pub(crate) use self::hand::Hand;
 pub(crate) use self::lease::Lease;
 use self::members::Members;
 use self::reactor::Reactors;
 pub(crate) use self::ring::Cqe;
-use self::ring::{Awaited, Pushed, Ring};
+use self::ring::{Awaited, Pushed, Ring, tell};
 pub(crate) use self::slots::QueueSlots;
 use self::wait::Spins;
 use self::wakes::News;
@@ -51,6 +54,9 @@ use crate::qp::QpInner;
 use crate::sys::Socket;
 use crate::users::{Use, User};
 use crate::wc::WorkCompletion;
+
+/// The queue has overrun. No ring is so long.
+const BROKEN: u32 = 1 << 31;
 
 /// Room that [`CompletionQueue::poll`] makes in a vector that has none.
 const POLL_ROOM: usize = 16;
@@ -90,7 +96,7 @@ pub(crate) struct CqInner {
     /// Changed with the ring locked.
     capacity: AtomicU32,
     ring: Gate<Ring>,
-    /// Entries of the ring, for polls to see without a lock that there are none.
+    /// Entries of the ring, for polls to see without a lock that there are none; and [`BROKEN`].
     stored: AtomicU32,
     armed: Armed,
     channel: Option<Use<ChannelInner>>,
@@ -168,7 +174,7 @@ impl CqInner {
         }
         // After the completion is stored. An overrun is an error, so it satisfies any request.
         let overrun = pushed == Pushed::Overrun;
-        let fired = self.channel.is_some() && self.armed.take_on_push(solicited_event || overrun);
+        let fired = self.fires(solicited_event || overrun);
         let news = News {
             threads: waiting.threads,
             tasks: match (waiting.tasks, overrun) {
@@ -180,9 +186,19 @@ impl CqInner {
             events: u64::from(fired),
             overrun,
         };
-        if !news.is_none()
-            && let Some(me) = self.me.upgrade()
-        {
+        if !news.is_none() {
+            self.add(news, wakes);
+        }
+    }
+
+    /// Whether the queue was armed for such a completion, which it is not any more.
+    #[inline]
+    fn fires(&self, solicited_event: bool) -> bool {
+        self.channel.is_some() && self.armed.take_on_push(solicited_event)
+    }
+
+    fn add(&self, news: News, wakes: &mut Wakes) {
+        if let Some(me) = self.me.upgrade() {
             wakes.add(&me, news);
         }
     }
@@ -300,15 +316,16 @@ impl CqInner {
     /// Keeps `stored` in step with the ring, which is locked.
     #[inline]
     fn count(&self, ring: &Ring) {
-        // No ring is longer than a `u32`.
-        self.stored.store(u32::try_from(ring.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        let stored = u32::try_from(ring.len()).unwrap_or(u32::MAX) & !BROKEN;
+        let broken = if ring.has_overrun() { BROKEN } else { 0 };
+        self.stored.store(stored | broken, Ordering::Relaxed);
     }
 
     /// Whether a poll would find nothing. May be wrong by what happens at this moment; where that matters
     /// (`wait.rs`) the ring is asked with its lock held.
     #[inline]
     fn seems_empty(&self) -> bool {
-        self.stored.load(Ordering::Relaxed) == 0
+        self.stored.load(Ordering::Relaxed) & !BROKEN == 0
     }
 
     /// Takes up to `max` completions.
@@ -367,10 +384,13 @@ impl CqInner {
         Ok(())
     }
 
-    /// Moves the connections of the queue forward after a poll has found nothing.
-    fn progress(&self) {
+    /// Moves the connections of the queue forward after a poll has found nothing. Gives a completion that went
+    /// past the queue.
+    fn progress(&self) -> Option<WorkCompletion> {
         let missed = self.lease.missed();
-        self.members.drive_active(missed, || !self.seems_empty());
+        let mut hand = Hand::of(self);
+        self.members.drive_active(missed, &mut hand, |hand| hand.is_full() || !self.seems_empty());
+        hand.close()
     }
 }
 
@@ -396,14 +416,6 @@ impl Drop for CqInner {
         }
         // Its queue pairs are gone, and with them whoever waited for places of theirs.
         self.ring.lock().clear(&mut Awaited::new());
-    }
-}
-
-/// Tells those who wait for places, with the ring unlocked.
-#[inline]
-fn tell(awaited: Awaited) {
-    for (slots, n) in awaited {
-        slots.tell(n);
     }
 }
 
@@ -447,8 +459,9 @@ impl CompletionQueue {
             cq.lease.found();
             return n;
         }
-        cq.progress();
-        cq.drain(max, out)
+        let Some(wc) = cq.progress() else { return cq.drain(max, out) };
+        out.push(wc);
+        1 + cq.drain(max - 1, out)
     }
 
     /// Takes one completion. As [`poll`](Self::poll) otherwise.
@@ -459,8 +472,7 @@ impl CompletionQueue {
             cq.lease.found();
             return Some(wc);
         }
-        cq.progress();
-        cq.pop()
+        cq.progress().or_else(|| cq.pop())
     }
 
     /// Has the channel told of the next completion, once.

@@ -190,11 +190,19 @@ impl Ring {
 }
 
 #[inline]
-fn give_back(slots: Option<&Arc<QueueSlots>>, places: u32, awaited: &mut Awaited) {
+pub(super) fn give_back(slots: Option<&Arc<QueueSlots>>, places: u32, awaited: &mut Awaited) {
     if let Some(slots) = slots
         && places > 0
         && slots.give_back(places)
     {
         awaited.push((Arc::clone(slots), places));
+    }
+}
+
+/// Tells those who wait for places, with the ring unlocked.
+#[inline]
+pub(super) fn tell(awaited: Awaited) {
+    for (slots, n) in awaited {
+        slots.tell(n);
     }
 }

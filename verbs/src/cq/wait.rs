@@ -172,7 +172,11 @@ impl CqInner {
                 return Ok(None);
             }
             if spin.goes_on() {
-                self.progress();
+                if let Some(wc) = self.progress() {
+                    spin.found();
+                    self.lease.found();
+                    return Ok(Some(wc));
+                }
                 continue;
             }
             set.wait(ticket, left, &mut ready)

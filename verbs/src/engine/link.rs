@@ -25,7 +25,7 @@ use super::verdict::{self, Verdict};
 use super::{Caller, Progress};
 use crate::event::AsyncEventKind;
 use crate::qp::state::QpEvent;
-use crate::qp::wqe::Wqe;
+use crate::qp::wqe::{RecvWqe, Wqe};
 use crate::qp::{Ending, QpInner};
 use crate::stats::{Passes, QpStats};
 use crate::sys::{Interest, Socket};
@@ -207,13 +207,19 @@ impl Link {
 
     /// The queue pair is destroyed: from here on nothing moves to or from memory. What is framed
     /// already is still sent, and the connection ends in order.
-    pub(super) fn detach(&mut self, qp: &Arc<QpInner>, reporter: &mut Reporter, out: &mut Outbox) {
+    pub(super) fn detach(
+        &mut self,
+        qp: &Arc<QpInner>,
+        ahead: &mut VecDeque<RecvWqe>,
+        reporter: &mut Reporter,
+        out: &mut Outbox,
+    ) {
         if self.closed {
             return;
         }
         let _entered = self.entered();
         let mut recent = Recent::default();
-        let mut mem = QpMemory::new(qp, &mut recent, false, reporter, out);
+        let mut mem = QpMemory::new(qp, &mut recent, ahead, false, reporter, out);
         if !self.stage_unsent(&mut mem) {
             // Part of an FPDU is out and the rest cannot follow.
             self.stream.abort();
@@ -245,6 +251,7 @@ impl Link {
         reporter: &mut Reporter,
         recent: &mut Recent,
         incoming: &mut VecDeque<Operation<Wqe>>,
+        ahead: &mut VecDeque<RecvWqe>,
         out: &mut Outbox,
     ) -> Progress {
         let driver = qp.driver();
@@ -261,7 +268,7 @@ impl Link {
             }
             _entered = self.entered();
             let mut clock = PassClock::default();
-            let mut mem = QpMemory::new(qp, recent, self.closed, reporter, out);
+            let mut mem = QpMemory::new(qp, recent, ahead, self.closed, reporter, out);
             if !asked.is_empty() {
                 self.obey(qp, asked, &mut clock, incoming);
             }
@@ -322,7 +329,7 @@ impl Link {
             return progress;
         }
         self.shut_down();
-        self.follow(qp, reporter, incoming, out);
+        self.follow(qp, reporter, incoming, ahead, out);
         if self.ended.is_none() {
             self.refresh_size();
             self.keep_time(qp, driver);
@@ -549,6 +556,7 @@ impl Link {
         qp: &Arc<QpInner>,
         reporter: &mut Reporter,
         incoming: &mut VecDeque<Operation<Wqe>>,
+        ahead: &mut VecDeque<RecvWqe>,
         out: &mut Outbox,
     ) {
         let state = self.stream.state();
@@ -576,7 +584,7 @@ impl Link {
             out.raise(AsyncEventKind::SqDrained);
         }
         if !state.receives() && self.taken == 0 {
-            reporter.flush_receives(qp, out);
+            reporter.flush_receives(qp, ahead, out);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What the protocol stream sees of registered memory and of the receive queue.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use iwarp_ddp::{LocalFault, Placement, Refusal, Source, Stag};
@@ -12,7 +13,7 @@ use super::outbox::Outbox;
 use super::report::{Received as Message, Reporter};
 use crate::mem::{Access, KeyTable, MemoryError, PdId, Peer, Region};
 use crate::qp::QpInner;
-use crate::qp::wqe::{Payload, Wqe};
+use crate::qp::wqe::{Payload, RecvWqe, Wqe};
 
 /// The memory behind one queue pair, for the length of one pass.
 ///
@@ -24,6 +25,8 @@ pub(super) struct QpMemory<'a> {
     /// The region found last in this pass.
     found: Option<Arc<Region>>,
     recent: &'a mut Recent,
+    /// Receives that have left the receive queue, and come before those in it.
+    ahead: &'a mut VecDeque<RecvWqe>,
     /// The queue pair was destroyed: nothing moves any more.
     closed: bool,
     /// Makes completions, at once, of what is received.
@@ -61,12 +64,13 @@ impl<'a> QpMemory<'a> {
     pub(super) fn new(
         qp: &'a QpInner,
         recent: &'a mut Recent,
+        ahead: &'a mut VecDeque<RecvWqe>,
         closed: bool,
         reporter: &'a mut Reporter,
         out: &'a mut Outbox,
     ) -> Self {
         let peer = qp.peer();
-        Self { qp, peer, found: None, recent, closed, reporter, out, taken: 0, reported: 0 }
+        Self { qp, peer, found: None, recent, ahead, closed, reporter, out, taken: 0, reported: 0 }
     }
 
     pub(super) fn qp(&self) -> &QpInner {
@@ -248,7 +252,8 @@ impl Memory<Wqe> for QpMemory<'_> {
         if self.closed {
             return None;
         }
-        let wqe = self.qp.rq.take(self.out)?;
+        let next = self.ahead.pop_front();
+        let wqe = next.or_else(|| self.qp.rq.take(self.ahead, self.out))?;
         self.taken += 1;
         let capacity = wqe.payload.len();
         Some(Receive { buffer: Wqe::Receive(wqe), capacity })

@@ -56,10 +56,11 @@ use self::memory::Recent;
 pub(crate) use self::outbox::Outbox;
 use self::report::Reporter;
 use crate::attr::QpState;
+use crate::cq::Hand;
 use crate::event::AsyncEventKind;
 use crate::qp::QpInner;
 use crate::qp::state::{Action as QpAction, QpEvent};
-use crate::qp::wqe::Wqe;
+use crate::qp::wqe::{RecvWqe, Wqe};
 use crate::stats::QpStats;
 
 /// Passes for others before a caller hands over to the driver and goes its way.
@@ -117,6 +118,8 @@ pub(crate) struct Engine {
     /// Requests on their way from the send queue to the stream. Empty between passes, or in order in
     /// front of the send queue.
     incoming: VecDeque<Operation<Wqe>>,
+    /// Receives on their way from the receive queue to the stream. In front of those that are still there.
+    ahead: VecDeque<RecvWqe>,
     recent: Recent,
     /// Nobody has a handle any more: everything goes with the connection.
     abandoned: bool,
@@ -167,7 +170,7 @@ impl Engine {
         self.reporter.silence();
         if let Some(link) = &mut self.link {
             qp.unwatch();
-            link.detach(qp, &mut self.reporter, &mut out);
+            link.detach(qp, &mut self.ahead, &mut self.reporter, &mut out);
         } else {
             // Before the flush, so that a receive which comes too late for it is flushed by who posts it.
             qp.state.follow(QpEvent::SetupFailed);
@@ -187,24 +190,24 @@ impl QpInner {
     /// already, that one will look again.
     pub(crate) fn drive(self: &Arc<Self>, who: Caller) -> Drove {
         if self.kick.try_enter() {
-            return self.run(who, None);
+            return self.run(who, None, &mut Hand::default());
         }
         if who != Caller::Post {
             // The holder may be one who posts, and would not look at the input by itself.
             self.ask(Asked::INPUT);
         }
         if self.kick.enter() {
-            self.run(who, None)
+            self.run(who, None, &mut Hand::default())
         } else {
             Drove { found_work: false, busy: true }
         }
     }
 
     /// Runs the engine unless somebody does already. That one is to look again if requests wait.
-    pub(crate) fn drive_for_poll(self: &Arc<Self>) -> Drove {
+    pub(crate) fn drive_for_poll(self: &Arc<Self>, hand: &mut Hand) -> Drove {
         let waiting = self.sq.any();
         if self.kick.try_enter() || (waiting && self.kick.enter()) {
-            let drove = self.run(Caller::Poll, None);
+            let drove = self.run(Caller::Poll, None, hand);
             if waiting {
                 self.gather.sent_by_poll(self.polls());
             }
@@ -217,12 +220,12 @@ impl QpInner {
     /// Posts an operation and runs the engine; past the send queue if nothing waits there.
     pub(crate) fn drive_operation(self: &Arc<Self>, operation: Operation<Wqe>) {
         if self.kick.try_enter() {
-            self.run(Caller::Post, Some(operation));
+            self.run(Caller::Post, Some(operation), &mut Hand::default());
             return;
         }
         self.sq.append([operation]);
         if self.kick.enter() {
-            self.run(Caller::Post, None);
+            self.run(Caller::Post, None, &mut Hand::default());
         }
     }
 
@@ -265,7 +268,12 @@ impl QpInner {
         Polls { empty, all }
     }
 
-    fn run(self: &Arc<Self>, who: Caller, mut posted: Option<Operation<Wqe>>) -> Drove {
+    fn run(
+        self: &Arc<Self>,
+        who: Caller,
+        mut posted: Option<Operation<Wqe>>,
+        hand: &mut Hand,
+    ) -> Drove {
         if !self.device.origin.is_here() {
             // FC-064: the connection is the parent's.
             self.kick.hand_over();
@@ -276,7 +284,7 @@ impl QpInner {
         let mut found_work = false;
         let mut looks = 0;
         loop {
-            let progress = self.turn(who, &mut posted);
+            let progress = self.turn(who, &mut posted, hand);
             if self.rest.load(Ordering::Relaxed) != progress.more {
                 self.rest.store(progress.more, Ordering::Relaxed);
             }
@@ -320,8 +328,13 @@ impl QpInner {
     }
 
     /// One pass, and what it leaves to be told. Never panics, so that whoever entered also leaves.
-    fn turn(self: &Arc<Self>, who: Caller, posted: &mut Option<Operation<Wqe>>) -> Progress {
-        let mut out = Outbox::default();
+    fn turn(
+        self: &Arc<Self>,
+        who: Caller,
+        posted: &mut Option<Operation<Wqe>>,
+        hand: &mut Hand,
+    ) -> Progress {
+        let mut out = Outbox::of(std::mem::take(hand));
         let progress = {
             let mut engine = self.engine.lock();
             // Whatever a panic leaves behind is only looked at to throw it away.
@@ -334,6 +347,7 @@ impl QpInner {
                 Progress { found_work: true, more: false }
             })
         };
+        *hand = std::mem::take(&mut out.hand);
         out.send(self);
         progress
     }
@@ -368,7 +382,7 @@ impl Engine {
     ) -> Progress {
         let asked = qp.asked.take();
         self.abandoned |= asked.contains(Asked::ABANDON);
-        let Self { link, reporter, incoming, recent, .. } = self;
+        let Self { link, reporter, incoming, ahead, recent, .. } = self;
         let Some(live) = link else {
             // Without a connection, what is asked of one has no effect.
             if let Some(operation) = posted.take() {
@@ -395,7 +409,7 @@ impl Engine {
             }
             return Progress::default();
         };
-        let progress = live.pass(qp, who, asked, posted, reporter, recent, incoming, out);
+        let progress = live.pass(qp, who, asked, posted, reporter, recent, incoming, ahead, out);
         live.count(who, progress.found_work);
         if let Some((cause, clean)) = live.take_end() {
             self.end(qp, cause, clean, out);
@@ -431,7 +445,7 @@ impl Engine {
         qp.sq.take(&mut self.incoming);
         self.reporter.flush_sends(qp, &mut self.incoming, out);
         self.reporter.settle(qp);
-        self.reporter.flush_receives(qp, out);
+        self.reporter.flush_receives(qp, &mut self.ahead, out);
         // FC-074: behind the completions, also if there were none.
         if qp.rq.share().is_some() && !self.last_wqe_told && !self.abandoned {
             self.last_wqe_told = true;

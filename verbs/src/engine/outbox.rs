@@ -8,7 +8,7 @@ use iwarp_rdmap::CloseCause;
 use smallvec::SmallVec;
 
 use super::Observer;
-use crate::cq::Wakes;
+use crate::cq::{Hand, Wakes};
 use crate::event::AsyncEventKind;
 use crate::qp::QpInner;
 use crate::srq::SrqInner;
@@ -16,6 +16,8 @@ use crate::srq::SrqInner;
 /// Wake-ups, events and reports collected during one pass.
 #[derive(Default)]
 pub(crate) struct Outbox {
+    /// Of the poll that runs the pass, if it is one.
+    pub(super) hand: Hand,
     /// Waiters of completion queues.
     pub(crate) wakes: Wakes,
     /// Tasks that await single requests.
@@ -40,6 +42,12 @@ enum Notice {
 }
 
 impl Outbox {
+    /// That of a pass which is run by this poll, if it is a poll.
+    #[inline]
+    pub(super) fn of(hand: Hand) -> Self {
+        Self { hand, ..Self::default() }
+    }
+
     pub(super) fn established(&mut self) {
         self.notices.push(Notice::Established);
     }
@@ -75,7 +83,7 @@ impl Outbox {
     #[inline]
     pub(crate) fn send(self, qp: &Arc<QpInner>) {
         if self.wakes.is_empty() && self.wakers.is_empty() && self.notices.is_empty() {
-            // Mostly so. Nothing is owned then, and nothing has to be dropped.
+            // Mostly so. Nothing is owned then (the hand was taken back), and nothing has to be dropped.
             std::mem::forget(self);
         } else {
             self.tell(qp);

@@ -131,9 +131,14 @@ impl Reporter {
         }
     }
 
-    /// Flushes receives that no stream has.
-    pub(super) fn flush_receives(&mut self, qp: &QpInner, out: &mut Outbox) {
-        for wqe in qp.rq.drain(out) {
+    /// Flushes receives that no stream has: those that have left the queue ahead, and those in it.
+    pub(super) fn flush_receives(
+        &mut self,
+        qp: &QpInner,
+        ahead: &mut VecDeque<RecvWqe>,
+        out: &mut Outbox,
+    ) {
+        for wqe in std::mem::take(ahead).into_iter().chain(qp.rq.drain(out)) {
             self.end(qp, Wqe::Receive(wqe), Outcome::Flushed, 0, out);
         }
     }
@@ -197,7 +202,7 @@ fn deliver(
     match reply {
         Reply::Cq => {
             let release = Some((slots, count));
-            cq.push(Cqe { wc, solicited_event, release }, &mut out.wakes);
+            cq.deliver(Cqe { wc, solicited_event, release }, &mut out.hand, &mut out.wakes);
         }
         Reply::Slot(slot) => {
             // Nobody polls it, so its place is free at once.

@@ -90,13 +90,18 @@ impl ReceiveQueue {
         std::mem::take(&mut posted.wanted) | flushing()
     }
 
-    /// The next receive for the stream.
-    pub(crate) fn take(&self, out: &mut Outbox) -> Option<RecvWqe> {
+    /// The next receive for the stream. Those behind it come along into `ahead`, which is empty, so that the queue
+    /// is not locked for each; of a shared queue they stay where they are.
+    pub(crate) fn take(&self, ahead: &mut VecDeque<RecvWqe>, out: &mut Outbox) -> Option<RecvWqe> {
+        debug_assert!(ahead.is_empty(), "receives would change their order");
         match &self.source {
             Source::Own(posted) => {
                 let mut posted = posted.lock();
                 let next = posted.queue.pop_front();
                 posted.wanted = next.is_none();
+                if !posted.queue.is_empty() {
+                    std::mem::swap(&mut posted.queue, ahead);
+                }
                 next
             }
             Source::Shared(share) => share.take(&self.slots, out),

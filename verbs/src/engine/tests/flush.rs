@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::*;
+use crate::cq::Hand;
 use crate::mem::RemoteMemory;
 use crate::wr::{RawSge, RecvRequest, SendFlags, SendOperation, SendRequest};
 
@@ -508,7 +509,7 @@ fn what_is_posted_beside_a_poll_of_a_closing_connection_is_flushed() {
     end.qp.post_send(SendRequest::send_inline(5, [1; 8])).unwrap();
     // The poll that was inside ends, and finds nothing but what was posted.
     inner.kick.hand_over();
-    inner.drive_for_poll();
+    inner.drive_for_poll(&mut Hand::default());
     assert_eq!(end.send_cq.len(), 1, "not flushed");
     assert_eq!(poll(&end.send_cq).status, WcStatus::WrFlushErr);
 }

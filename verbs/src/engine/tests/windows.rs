@@ -1,5 +1,7 @@
 //! Windows, fast registration and invalidation over a connection: order, statuses, and who may what.
 
+use std::collections::VecDeque;
+
 use iwarp_ddp::{Placement as _, Source as _, Stag};
 use iwarp_rdmap::{AtomicOperation, Memory as _};
 
@@ -370,7 +372,8 @@ fn every_access_finds_what_the_key_names_now() {
     for (what, access) in table {
         let (mut recent, mut reporter) = (Recent::default(), Reporter::default());
         let mut out = Outbox::default();
-        let mut mem = QpMemory::new(qp, &mut recent, false, &mut reporter, &mut out);
+        let mut ahead = VecDeque::new();
+        let mut mem = QpMemory::new(qp, &mut recent, &mut ahead, false, &mut reporter, &mut out);
         bind();
         mem.check_tagged(stag, 0, 8).expect("what is remembered");
         LocalWork::Invalidate { stag }.perform(qp.peer()).expect("invalid");

@@ -128,7 +128,7 @@ impl<'a> QpMemory<'a> {
     }
 
     /// Where memory lies that the socket is to put `len` octets into: all checks, again. `None` if one of them
-    /// fails, and also unless all lie in one region.
+    /// fails, and also unless all lie in one piece of one region.
     pub(super) fn straight_sink(
         &mut self,
         sink: &Sink<'_, Wqe>,
@@ -137,12 +137,12 @@ impl<'a> QpMemory<'a> {
         if self.closed {
             return None;
         }
-        match *sink {
+        let (region, at) = match *sink {
             Sink::Tagged { stag, offset } => {
                 let (peer, need, len) = (self.peer, Access::REMOTE_WRITE, len as u64);
                 let check = |region: &Region| region.check_remote(peer, stag, need, offset, len);
                 let at = self.with(stag, check).ok()?;
-                Some((self.found.clone()?, at))
+                (self.found.clone()?, at)
             }
             Sink::Local { buffer, offset } => {
                 let (domain, need) = (self.sink_domain(buffer), Access::LOCAL_WRITE);
@@ -162,9 +162,10 @@ impl<'a> QpMemory<'a> {
                     Ok(())
                 })
                 .ok()?;
-                found
+                found?
             }
-        }
+        };
+        region.is_in_one_piece(at, len).then_some((region, at))
     }
 
     /// The domain in which the keys of a receive or of the sink of a Read are looked up: with a shared receive

@@ -520,6 +520,12 @@ impl Region {
         }
     }
 
+    /// Whether there are such octets, and they lie in one piece.
+    pub(crate) fn is_in_one_piece(&self, offset: usize, len: usize) -> bool {
+        self.span.checked_sub(offset).is_some_and(|room| len <= room)
+            || self.range_in_parts(offset, len).is_ok()
+    }
+
     /// Where octets are that may lie in one of several parts.
     #[cold]
     pub(super) fn range_in_parts(&self, offset: usize, len: usize) -> Result<*mut u8, MemoryError> {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use iwarp_ddp::{Placement as _, Source as _, Stag};
-use iwarp_rdmap::{AtomicOperation, Memory as _};
+use iwarp_rdmap::{AtomicOperation, Memory as _, Sink};
 
 use super::*;
 use crate::engine::memory::{QpMemory, Recent};
@@ -349,8 +349,9 @@ fn the_same_key_may_name_other_memory() {
 #[test]
 fn every_access_finds_what_the_key_names_now() {
     type Try = fn(&mut QpMemory<'_>, Stag) -> bool;
-    let table: [(&str, Try); 7] = [
+    let table: [(&str, Try); 8] = [
         ("Write", |mem, stag| mem.place_tagged(stag, 0, b"octet").is_ok()),
+        ("Write straight to its place", |mem, stag| straight(mem, stag, 0, 5)),
         ("Read", |mem, stag| mem.read_tagged(stag, 0, &mut [0; 5]).is_ok()),
         ("Read Request", |mem, stag| mem.check_tagged(stag, 0, 5).is_ok()),
         ("Read from its place", |mem, stag| mem.remote_source(stag, 0, 5).is_ok()),
@@ -381,6 +382,36 @@ fn every_access_finds_what_the_key_names_now() {
         assert!(access(&mut mem, stag), "{what}");
         LocalWork::Invalidate { stag }.perform(qp.peer()).expect("invalid");
         assert_eq!(access(&mut mem, stag), what == "invalidation", "{what}");
+    }
+}
+
+fn straight(mem: &mut QpMemory<'_>, stag: Stag, offset: u64, len: usize) -> bool {
+    mem.straight_sink(&Sink::Tagged { stag, offset }, len).is_some()
+}
+
+/// The straight way is not even tried for octets in two pieces, which it would refuse each time.
+#[test]
+fn what_lies_in_one_piece_may_go_straight() {
+    let end = Setup::default().end();
+    let (fast, region) = (fast(&end), end.region(100));
+    let parts = [region.slice(50..90).unwrap(), region.slice(0..30).unwrap()];
+    let mapping = Mapping::new(parts, Access::LOCAL_WRITE | REMOTE).iova(0);
+    let qp = &end.qp.0.inner;
+    LocalWork::Register { region: fast.clone(), key: 7, mapping }.perform(qp.peer()).unwrap();
+    let stag = Stag::from_raw(fast.rkey());
+    let (mut recent, mut reporter) = (Recent::default(), Reporter::default());
+    let (mut ahead, mut out) = (VecDeque::new(), Outbox::default());
+    let mut mem = QpMemory::new(qp, &mut recent, &mut ahead, false, &mut reporter, &mut out);
+    for (offset, len, fits) in [
+        (0, 40, true),
+        (10, 30, true),
+        (10, 31, false),
+        (39, 2, false),
+        (40, 30, true),
+        (0, 70, false),
+        (40, 31, false),
+    ] {
+        assert_eq!(straight(&mut mem, stag, offset, len), fits, "{len} octets at {offset}");
     }
 }
 

@@ -24,6 +24,8 @@ mod replay;
 mod sending;
 #[path = "golden/startup.rs"]
 mod startup;
+#[path = "golden/tolerance.rs"]
+mod tolerance;
 
 use std::sync::OnceLock;
 

@@ -78,7 +78,7 @@ pub fn begins(capture: &str, side: Side) -> bool {
 }
 
 /// A stream in the place of one side; `None` if the connection did not come so far.
-fn prepared(
+pub fn prepared(
     capture: &Capture,
     connection: &'static Connection,
     side: Side,

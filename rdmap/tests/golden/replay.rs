@@ -57,6 +57,8 @@ pub struct Replay<'a> {
     pub receives: Vec<Buf>,
     /// Long payload goes past the buffer where it may.
     pub straight: bool,
+    /// What a TCP segment brought is heard alone, and not with what follows it.
+    pub by_segment: bool,
     pub sent: Vec<u8>,
     /// Octets of it that were sent before anything had been heard.
     pub sent_unheard: usize,
@@ -125,6 +127,7 @@ impl<'a> Replay<'a> {
             buffers,
             receives,
             straight: false,
+            by_segment: false,
             sent: Vec::new(),
             sent_unheard: 0,
             events: Vec::new(),
@@ -144,7 +147,7 @@ impl<'a> Replay<'a> {
         for arrival in &self.connection.arrivals {
             if arrival.from != self.side {
                 waiting = arrival.octets;
-                if arrival.fin || arrival.reset {
+                if arrival.fin || arrival.reset || self.by_segment {
                     self.hear(waiting, &mut cut);
                 }
                 if arrival.fin {

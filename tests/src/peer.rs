@@ -14,6 +14,10 @@ use std::{
 use bytes::Bytes;
 use iwarp_ddp::{Stag, TaggedHeader, UntaggedHeader};
 use iwarp_mpa::{Deframer, Depth, Enhanced, FrameKind, Framing, RtrTypes, StartupFrame, Step};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
+};
 use socket2::SockRef;
 
 use crate::child::GUARD;
@@ -276,8 +280,15 @@ impl PeerListener {
     }
 
     /// The next TCP connection, nothing of it read.
+    ///
+    /// # Panics
+    /// If nobody connects for [`GUARD`].
     #[must_use]
     pub fn accept(&self) -> Peer {
+        let limit = Timespec::try_from(GUARD).expect("a time");
+        let mut waiting = [PollFd::new(&self.0, PollFlags::IN)];
+        let ready = retry_on_intr(|| poll(&mut waiting, Some(&limit))).expect("a socket");
+        assert_eq!(ready, 1, "nobody connected within {GUARD:?}");
         Peer::new(self.0.accept().expect("a connection").0)
     }
 

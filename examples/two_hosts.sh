@@ -18,7 +18,7 @@ Makes two network namespaces joined by a veth link and runs \`two_host --connect
 the other. Needs no root where \`unshare -Urn\` is allowed, and touches nothing outside of its namespaces.
 
 Options:
-  --program NAME    run this example instead of two_host: kv_store, work_queue, counter_lock, ping_pong
+  --program NAME    run this example instead of two_host: kv_store, work_queue, counter_lock, ping_pong, rping
   --to-a WORD       give WORD to the connecting end only; may be repeated
   --to-b WORD       give WORD to the listening end only; may be repeated
   --netem WORDS     make the link bad, in the words of tc: "delay 1ms loss 0.1% reorder 1%". Done by the kernel's
@@ -35,6 +35,7 @@ Every other ARGUMENT goes to both ends of two_host. What only one end takes goes
   examples/two_hosts.sh --netem "delay 1ms loss 0.1% reorder 1%" --file /usr/bin/bash
   examples/two_hosts.sh --program work_queue --to-b --jobs=5000 --to-b --size=4k
   examples/two_hosts.sh --program counter_lock --to-b --members=1 --to-a --increments=5000
+  examples/two_hosts.sh --program rping --netem "delay 1ms" -C 5 -V -v
   examples/two_hosts.sh --mtu 9000 --offload-off --capture /tmp/iwarp.pcap --markers --no-crc
 
 Environment: TWO_HOST and LINK name programs to run instead of building the examples.
@@ -241,8 +242,14 @@ join
 [[ -z $offload_off ]] || switch_offload_off
 [[ -z $capture ]] || start_capture
 
+case $program in
+    # The names of its options are older than this script.
+    rping) listen=(-s -a "$address_b" -p "$port") connect=(-c -a "$address_b" -p "$port") ;;
+    *) listen=(--listen "$address_b:$port") connect=(--connect "$address_b:$port") ;;
+esac
+
 # No function here: what is started must have the process id that is remembered.
-"${in_b[@]}" "$TWO_HOST" --listen "$address_b:$port" "${arguments_b[@]}" > >(sed -u 's/^/B | /') 2> >(sed -u 's/^/B | /' >&2) &
+"${in_b[@]}" "$TWO_HOST" "${listen[@]}" "${arguments_b[@]}" > >(sed -u 's/^/B | /') 2> >(sed -u 's/^/B | /' >&2) &
 listener=$!
 started+=("$listener")
 open_or_ended() { port_is_open || ! kill -0 "$listener"; }
@@ -250,7 +257,7 @@ wait_for 10 "the listening end" open_or_ended || exit 1
 port_is_open || wait "$listener" || exit $?
 
 connected=0 listened=0
-"$TWO_HOST" --connect "$address_b:$port" "${arguments_a[@]}" > >(sed -u 's/^/A | /') 2> >(sed -u 's/^/A | /' >&2) ||
+"$TWO_HOST" "${connect[@]}" "${arguments_a[@]}" > >(sed -u 's/^/A | /') 2> >(sed -u 's/^/A | /' >&2) ||
     connected=$?
 if ((connected == 0)); then
     wait "$listener" || listened=$?

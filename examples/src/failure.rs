@@ -3,7 +3,7 @@
 use std::{error::Error, fmt, process::ExitCode, time::Duration};
 
 use iwarp_verbs::{
-    QpState,
+    CompletionQueue, QpState, WorkCompletion,
     cm::{CloseReason, ConnectError, Connecting, Connection},
 };
 
@@ -77,6 +77,17 @@ pub async fn what_ended(conn: &Connection, failure: Failure) -> Failure {
         Ok(reason) => Failure::new(format_args!("lost {}: {reason}", conn.peer_addr())),
         Err(_) => failure,
     }
+}
+
+/// Waits for a completion of a connection, blocking the calling thread. If the request failed, and the connection with
+/// it, the failure is what ended that.
+pub fn wait_done(cq: &CompletionQueue, conn: &Connection) -> Result<WorkCompletion> {
+    // `None` would be the end of a time that was not given.
+    let completion = cq.wait(None)?.ok_or_else(|| Failure::new("there was no completion"))?;
+    completion.ok().map_err(|failed| match conn.wait_closed(Duration::from_secs(1)) {
+        Some(reason) => Failure::new(format_args!("lost {}: {reason}", conn.peer_addr())),
+        None => failed.into(),
+    })
 }
 
 /// Says what was being done when an error came up.

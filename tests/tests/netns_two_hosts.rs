@@ -93,9 +93,16 @@ fn the_script_with_a_bad_network() {
 fn the_script_runs_other_programs() {
     let queue = ["--to-b=--jobs=200", "--to-b=--size=4k", "--to-a=--takes=1ms"];
     let lock = ["--to-b=--members=1", "--to-a=--increments=200", "--to-a=--turns=50"];
+    let rping = ["--to-a=-vV", "--to-a=-C2", "--to-b=-v"];
     for (program, words, a, b) in [
         ("work_queue", queue, "A | 200 jobs done", "each result is right"),
         ("counter_lock", lock, "A | 200 increments, and 50 turns", "B | 1 members in"),
+        (
+            "rping",
+            rping,
+            "A | ping data: rdma-ping-1: BCD",
+            "B | server ping data: rdma-ping-1: BCD",
+        ),
     ] {
         let mut command = Command::new(SCRIPT);
         command.env("TWO_HOST", example(program)).env("LINK", example("link"));

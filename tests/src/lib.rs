@@ -5,6 +5,7 @@
 //! | [`peer`] | the scripted peer: start-up frames and FPDUs by hand, good and bad, over a plain TCP socket |
 //! | [`child`] | processes a test starts, its own binary once more among them |
 //! | [`netns`], [`link`] | two network namespaces and the cable between them |
+//! | [`tshark`] | captures as tshark understands them |
 //! | [`sources`] | the sources as text, for tests that compare documents with them |
 //!
 //! The harness fails a test by panicking: where something of the harness itself goes wrong, the test says so.
@@ -16,6 +17,7 @@ pub mod live;
 pub mod netns;
 pub mod peer;
 pub mod sources;
+pub mod tshark;
 
 /// Ends a test that cannot run on this machine, with the reason in its output.
 #[macro_export]

@@ -1,61 +1,16 @@
 //! Captures that a device writes, read by tshark: every FPDU is there, and is understood.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use iwarp_tests::child::GUARD;
 use iwarp_tests::skip;
+use iwarp_tests::tshark::{self, File, fields, lines};
 use iwarp_verbs::cm::{self, ConnParam, ListenConfig, Listener};
 use iwarp_verbs::{
     Access, CompletionQueue, Cuts, Device, DeviceConfig, Faults, FpduLimit, MemoryNetwork,
     QpConfig, QueuePair, RecvRequest, SendRequest, WcStatus,
 };
-
-/// A file of this test, removed when it ends.
-struct File(PathBuf);
-
-impl File {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("iwarp-{}-{name}.pcap", std::process::id())))
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn has_tshark() -> bool {
-    Command::new("tshark").arg("--version").output().is_ok_and(|output| output.status.success())
-}
-
-/// The values of one field, in all packets.
-fn fields(file: &Path, field: &str) -> Vec<String> {
-    let text =
-        tshark(file, &["-T", "fields", "-E", "occurrence=a", "-E", "aggregator=,", "-e", field]);
-    text.split(['\n', ',']).filter(|value| !value.is_empty()).map(str::to_owned).collect()
-}
-
-/// The lines of the full text with this in them.
-fn lines(file: &Path, with: &str) -> Vec<String> {
-    tshark(file, &["-V"]).lines().filter(|line| line.contains(with)).map(str::to_owned).collect()
-}
-
-fn tshark(file: &Path, show: &[&str]) -> String {
-    let output = Command::new("tshark")
-        .arg("-r")
-        .arg(file)
-        // By its start-up frames alone is it to be known as MPA; whatever is inside of a Send is not looked at.
-        .args(["-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"])
-        .args(["--disable-heuristic", "rpcrdma_iwarp", "--disable-heuristic", "smb_direct_iwarp"])
-        .args(show)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 fn next(cq: &CompletionQueue) -> WcStatus {
     cq.wait(GUARD).unwrap().expect("a completion").status
@@ -122,7 +77,7 @@ fn check(file: &Path, fpdus: u64, crc: bool) {
 
 #[test]
 fn a_connection_in_memory_is_recorded_whole_whatever_cuts_it() {
-    if !has_tshark() {
+    if !tshark::is_there() {
         skip!("no tshark, which reads the captures");
     }
     for (crc, markers, at) in [
@@ -143,7 +98,7 @@ fn a_connection_in_memory_is_recorded_whole_whatever_cuts_it() {
 
 #[test]
 fn a_connection_of_tcp_is_recorded_by_either_end() {
-    if !has_tshark() {
+    if !tshark::is_there() {
         skip!("no tshark, which reads the captures");
     }
     for recorded in 0..2 {

@@ -236,8 +236,8 @@ impl DeviceConfig {
         self
     }
 
-    /// Peers that may be in the middle of their Request at once; at the limit the oldest goes (SEC-22).
-    /// Default 1024.
+    /// Peers that may be in the middle of their Request at once; at the limit the oldest goes (SEC-22). As many
+    /// again that were rejected may be waited for, so that they learn of it. Default 1024.
     #[must_use]
     pub const fn max_pending_handshakes(mut self, peers: usize) -> Self {
         self.max_pending_handshakes = peers;

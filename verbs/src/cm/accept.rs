@@ -82,18 +82,19 @@ async fn read_request(
     read_ahead: &[u8],
 ) -> Result<Request, StartupError> {
     // MPA-005: nothing is sent before a valid Request is in. SEC-22: nothing is kept beyond one frame.
-    let mut buffer = [0; 1024];
-    let mut input = read_ahead;
+    let (_, mut request) = responder.handle_input(read_ahead).map_err(startup_error)?;
     loop {
-        let (_, request) = responder.handle_input(input).map_err(startup_error)?;
         if let Some(request) = request {
             return Ok(request);
         }
-        let received = match conversation.read(&mut buffer).await {
-            Ok(received) if received > 0 => received,
-            Ok(_) | Err(_) => return Err(startup_error(responder.handle_eof())),
+        let taken = conversation.read_with(|octets| match octets {
+            [] => Err(startup_error(responder.handle_eof())),
+            octets => responder.handle_input(octets).map_err(startup_error),
+        });
+        (_, request) = match taken.await {
+            Ok(taken) => taken?,
+            Err(_) => return Err(startup_error(responder.handle_eof())),
         };
-        input = buffer.get(..received).unwrap_or_default();
     }
 }
 
@@ -308,14 +309,17 @@ impl Pending {
         let Ok(handle) = super::runtime(device) else { return };
         let limit = device.config.close_grace;
         let Ok(farewell) = device.driver().farewell() else { return };
+        // SEC-22: a crowd of rejected peers is not waited for. The Reply is in TCP's hands all the same, and arrives
+        // unless the peer has sent more than its Request.
+        let place = device.handshakes.farewell();
         // Held, so that the driver stays until the peer has it.
         let held = (farewell, Arc::clone(device));
         handle.spawn(async move {
             let sent = tokio::time::timeout(limit, self.conversation.write_all(&reply)).await;
-            if matches!(sent, Ok(Ok(()))) {
+            if matches!(sent, Ok(Ok(()))) && place.is_some() {
                 self.conversation.close_gracefully(limit).await;
             }
-            drop(held);
+            drop((place, held));
         });
     }
 }

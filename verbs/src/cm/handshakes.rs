@@ -1,7 +1,7 @@
 //! How many strangers may be in the middle of their start-up at once (SEC-22).
 //!
-//! Anyone can open a TCP connection and then say nothing. Such connections cost a descriptor and a few
-//! hundred octets until their time is over; their number is limited for the whole device. At the limit
+//! Anyone can open a TCP connection and then say nothing. Such connections cost a descriptor and less than
+//! 2.5 KiB until their time is over; their number is limited for the whole device. At the limit
 //! a newcomer takes the place of the oldest, provided that this one has had some time: an honest crowd
 //! is through by then, and who holds on to a place without a word has to come back for it all the time.
 
@@ -24,6 +24,8 @@ const GRANTED: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Handshakes {
     places: Arc<Semaphore>,
+    /// As many again may be told that they were rejected.
+    farewells: Arc<Semaphore>,
     running: Mutex<BTreeMap<u64, Running>>,
     arrivals: AtomicU64,
 }
@@ -49,6 +51,7 @@ impl Handshakes {
         let limit = limit.clamp(1, Semaphore::MAX_PERMITS);
         Arc::new(Self {
             places: Arc::new(Semaphore::new(limit)),
+            farewells: Arc::new(Semaphore::new(limit)),
             running: Mutex::default(),
             arrivals: AtomicU64::new(0),
         })
@@ -75,6 +78,12 @@ impl Handshakes {
         let running = Running { since: Instant::now(), cancelled: cancelled.clone() };
         self.running.lock().insert(arrival, running);
         Place { handshakes: Arc::clone(self), arrival, cancelled, _permit: permit }
+    }
+
+    /// A place for a rejected peer that is waited for, so that the Reply arrives; `None` if there are too many
+    /// of them. They could stay for as long as the grace lasts, and cost no more than a Request each.
+    pub(crate) fn farewell(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.farewells).try_acquire_owned().ok()
     }
 
     /// When somebody may be displaced.

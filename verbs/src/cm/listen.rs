@@ -127,7 +127,9 @@ impl Serving {
     async fn greet(self: Arc<Self>, socket: Socket, peer: SocketAddr, place: Place) {
         let limit = self.device.config.accept_timeout;
         let Ok(conversation) = Conversation::accepted(socket) else { return };
-        let request = place.occupy(take_request(conversation, peer, limit));
+        // In memory of its own: whoever passes a future on by value has room for it twice, and there may be as many
+        // of these as there are places.
+        let request = place.occupy(Box::pin(take_request(conversation, peer, limit)));
         let taken = self.stop.run_until_cancelled(request).await;
         drop(place);
         let Some(pending) = taken.flatten().flatten() else { return };

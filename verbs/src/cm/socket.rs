@@ -164,6 +164,22 @@ impl Conversation {
         }
     }
 
+    /// Waits for octets and shows them to `take`; none is the end of the stream. They are on the stack of one look at
+    /// the socket: a task that waits for a stranger keeps no buffer (SEC-22). Cancel-safe.
+    pub(crate) async fn read_with<R>(&self, mut take: impl FnMut(&[u8]) -> R) -> io::Result<R> {
+        loop {
+            let look = |socket: &Socket| {
+                let mut octets = [0; 1024];
+                let received = unless_again(socket.recv(&mut octets), socket.reads_again())?;
+                Ok(received.map(|received| take(octets.get(..received).unwrap_or_default())))
+            };
+            if let Some(taken) = self.io.async_io(Interest::READABLE, look).await? {
+                return Ok(taken);
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// What is there at this moment, or `WouldBlock`.
     pub(crate) fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
         self.io.get_ref().recv(into)
@@ -186,8 +202,7 @@ impl Conversation {
     pub(crate) async fn close_gracefully(self, limit: Duration) {
         let drain = async {
             self.io.get_ref().shutdown_write()?;
-            let mut ignored = [0; 1024];
-            while self.read(&mut ignored).await? > 0 {}
+            while !self.read_with(<[u8]>::is_empty).await? {}
             io::Result::Ok(())
         };
         // However it ends, the socket is closed now.

@@ -340,6 +340,9 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Pauses after which the driver gives up.
 const RETRIES: u32 = 100;
 
+/// Deadlines that are not worth a sweep.
+const FEW: usize = 64;
+
 /// Starts the thread, and waits until its runtime is there.
 fn spawn(
     events: &Arc<AsyncEvents>,
@@ -437,6 +440,8 @@ async fn run(shared: &Shared, mut waiter: DriverWaiter) -> bool {
 #[derive(Default)]
 struct Agenda {
     deadlines: BinaryHeap<Reverse<(Instant, u64)>>,
+    /// How many of them there may be before those are thrown out whose connection is over.
+    sweep: usize,
     parking: Parking,
     watching: Watching,
     runnable: Vec<Arc<QpInner>>,
@@ -459,6 +464,7 @@ impl Agenda {
             self.deadlines.extend(inbox.deadlines.drain(..).map(Reverse));
             inbox.gathering.drain(..).for_each(|qp| self.watching.add(qp));
         }
+        self.sweep(shared);
         for ready in ready.drain(..) {
             if let Some(qp) = shared.find(ready.key) {
                 self.socket_ready(&qp, ready);
@@ -481,6 +487,19 @@ impl Agenda {
         if ready.hangup || !self.parking.park(qp) {
             qp.drive(Caller::Driver);
         }
+    }
+
+    /// Peers that come and go leave deadlines behind that are due much later: there are not to be more of them
+    /// than of connections.
+    fn sweep(&mut self, shared: &Shared) {
+        if self.deadlines.len() <= self.sweep.max(FEW) {
+            return;
+        }
+        let connected = shared.connected.lock();
+        self.deadlines.retain(|Reverse((_, key))| connected.contains_key(key));
+        drop(connected);
+        self.sweep = self.deadlines.len() * 2;
+        self.deadlines.shrink_to(self.sweep.max(FEW));
     }
 
     fn keep_time(&mut self, shared: &Shared) {
@@ -511,5 +530,30 @@ impl Agenda {
             debug_assert!(set.is_ok(), "a timer of our own cannot fail: {set:?}");
             self.timer = timer;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Setup;
+    use super::*;
+
+    /// SEC-17: a storm of connections that come to an end leaves no more deadlines than a few.
+    #[test]
+    fn deadlines_of_connections_that_are_over_are_thrown_out() {
+        let pair = Setup::default().connect();
+        let qp = &pair.a.qp.0.inner;
+        let shared = qp.driver().running.get().expect("a connection has started it");
+        let mut agenda = Agenda::default();
+        let later = Instant::now() + Duration::from_hours(1);
+        agenda.deadlines.push(Reverse((later, qp.key())));
+        for gone in 0..10_000 {
+            agenda.deadlines.push(Reverse((later, u64::MAX - gone)));
+            agenda.sweep(shared);
+            assert!(agenda.deadlines.len() <= FEW + 1);
+        }
+        assert!(agenda.deadlines.capacity() <= 4 * FEW, "{}", agenda.deadlines.capacity());
+        let mut left = agenda.deadlines.into_iter();
+        assert!(left.any(|Reverse((_, key))| key == qp.key()), "that of a live one stays");
     }
 }

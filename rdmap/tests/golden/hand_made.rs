@@ -105,6 +105,7 @@ fn of_siw(half: &Half) -> Verdict {
 }
 
 /// What is said here where it is not what siw says, and why.
+#[allow(clippy::match_same_arms, reason = "each has a reason of its own")]
 fn differs(case: &str, is_peer_to_peer: bool) -> Option<Verdict> {
     let ours = match case {
         // MPA-029: a responder that has received no good FPDU says nothing, and ends.
@@ -229,6 +230,7 @@ fn start_of(connection: &Connection, hand_made: Side) -> Start {
 }
 
 /// What is to become of each, all others being accepted.
+#[allow(clippy::match_same_arms, reason = "each has a reason of its own")]
 fn due(capture: &str, case: &str) -> Start {
     match case {
         // MPA-006, MPA-007, MPA-008

@@ -107,9 +107,9 @@ impl<'a> Replay<'a> {
         }
         let mut buffers = BTreeMap::new();
         for (at, message) in ours.iter().enumerate().filter(|(_, message)| message.is_operation()) {
-            let size = size_of(message);
-            buffers.insert(at, Buf { id: 1_000_000 + at as u64, at: len, len: size });
-            len += size;
+            let buffer = Buf { id: 1_000_000 + at as u64, at: len, len: size_of(message) };
+            len += buffer.len;
+            buffers.insert(at, buffer);
         }
         memory.bytes = vec![UNTOUCHED; len];
         for (at, buffer) in &buffers {

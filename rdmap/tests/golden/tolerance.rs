@@ -89,7 +89,7 @@ fn a_terminate_with_the_length_of_the_payload() {
         let (_, events) = hears_terminate(&payload);
         let code = TerminateCode::from_parts(payload[0] >> 4, payload[0] & 15, payload[1]);
         let reported = events.iter().find_map(|event| match event {
-            Event::Terminated { by: Initiator::Remote, terminate, .. } => Some(terminate.clone()),
+            Event::Terminated { by: Initiator::Remote, terminate, .. } => Some(*terminate),
             _ => None,
         });
         assert_eq!(reported, Some(terminate), "{what}");
@@ -209,11 +209,11 @@ fn trailers_in_a_segment_of_their_own() {
 fn a_send_that_invalidates_with_another_key_octet() {
     // RDMAP-045: siw compares the index alone. Here it is another STag, and the end.
     let connection = connection("terminate-send-invalidate-bad-stag");
-    let send = &connection.half(Side::Initiator).messages[0];
-    let (reply, _) = connection.half(Side::Responder).startup.as_ref().unwrap();
-    let good = u32::from_str_radix(&reply.text("private")[16..24], 16).unwrap();
-    let [named, good] = [send.row.stag("invalidate"), good].map(Stag::from_raw);
-    assert_eq!((named.index(), named == good), (good.index(), false));
+    let message = &connection.half(Side::Initiator).messages[0];
+    let (frame, _) = connection.half(Side::Responder).startup.as_ref().unwrap();
+    let good = u32::from_str_radix(&frame.text("private")[16..24], 16).unwrap();
+    let [asked, good] = [message.row.stag("invalidate"), good].map(Stag::from_raw);
+    assert_eq!((asked.index(), asked == good), (good.index(), false));
     let replay = hears("terminate-send-invalidate-bad-stag", Side::Responder);
     assert_eq!(replay.endpoint.stream.counters().terminates_out(), 1);
 }

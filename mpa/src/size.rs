@@ -120,6 +120,31 @@ impl SizePlan {
         let pad = record.saturating_add(LENGTH_LEN).saturating_add(ulpdu_len);
         pad.checked_div(self.emss) == last.checked_div(self.emss)
     }
+
+    /// Whether so many octets are one TCP segment, which TCP sends as a whole or not at all.
+    #[inline]
+    #[must_use]
+    pub const fn is_one_segment(&self, octets: usize) -> bool {
+        octets <= self.emss
+    }
+
+    /// The longest ULPDU of at most `ulpdu_len` octets whose pad and CRC arrive in one TCP segment wherever
+    /// TCP ends one before its time, if the FPDU has a record of its own.
+    ///
+    /// A sender does that where the peer's receive window ends. With `in_words` it is a whole number of
+    /// words of 4 octets behind the start of the FPDU: then it is enough to leave no pad, and the CRC is one
+    /// such word. Otherwise nothing helps but an FPDU of one segment. Always `ulpdu_len` with markers.
+    #[must_use]
+    pub const fn keeps_trailer_whole_in(&self, ulpdu_len: usize, in_words: bool) -> usize {
+        if self.markers || body_len(ulpdu_len) <= self.emss {
+            return ulpdu_len;
+        }
+        if in_words && self.emss.is_multiple_of(4) {
+            ulpdu_len - (ulpdu_len + LENGTH_LEN) % 4
+        } else {
+            ulpdu_within(self.emss, false)
+        }
+    }
 }
 
 #[cfg(test)]

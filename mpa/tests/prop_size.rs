@@ -107,6 +107,29 @@ proptest! {
         let cut = (end - 4 - pad + 1..end).any(|octet| octet % segment == 0);
         prop_assert_eq!(plan.keeps_trailer_whole(record, ulpdu_len), !cut);
     }
+
+    /// Wherever TCP ends a segment ahead of its time, and then goes on in whole ones.
+    #[test]
+    fn trailers_stay_whole_where_a_window_ends(
+        emss in 500_u32..1_600,
+        ulpdu_len in 16_usize..20_000,
+        edge in 1_usize..20_000,
+        in_words: bool,
+    ) {
+        let plan = SizePlan::new(emss, FpduLimit::default(), false);
+        let len = plan.keeps_trailer_whole_in(ulpdu_len, in_words);
+        prop_assert!(len <= ulpdu_len);
+        let segment = usize::try_from(emss).unwrap();
+        let end = framed_len(len, false, 0);
+        prop_assert!(len + 3 >= ulpdu_len || (end <= segment && end + 4 > segment), "shorter than need be");
+        if end > segment {
+            let edge = if in_words { edge.next_multiple_of(4) } else { edge };
+            let before = (segment..=edge).step_by(segment);
+            let cuts: Vec<usize> = before.chain((edge..end).step_by(segment)).collect();
+            let pad = (4 - (len + 2) % 4) % 4;
+            prop_assert!(cuts.iter().all(|&cut| cut <= end - 4 - pad || cut >= end), "{:?}", cuts);
+        }
+    }
 }
 
 #[test]

@@ -20,6 +20,39 @@ pub struct TxBatch {
     pub gather_from: Option<u32>,
     /// The record ends with the FPDU that brings it to so many octets, or earlier where its staging is full.
     pub most: usize,
+    /// What TCP can send at once. Unlimited unless it is set.
+    pub window: UsableWindow,
+    asks_window: bool,
+}
+
+/// How much TCP can send at once: the usable window of RFC 1122 §4.2.3.4, less what TCP has not sent yet.
+///
+/// Where the peer's window ends TCP sends what still fits, as a segment that is not full, and the rest of the
+/// record comes to lie elsewhere in segments than it was cut for: FPDUs inside of segments, trailers across
+/// two. So a record of several segments stays within the window, and beyond it each FPDU is a record of its own,
+/// or a few together are one segment: then the next one starts a segment in any case (MPA-072), and
+/// [`SizePlan::keeps_trailer_whole_in`](iwarp_mpa::SizePlan::keeps_trailer_whole_in) sees to its trailer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UsableWindow {
+    /// Octets that fit into the window besides those TCP has been given already. There may be more.
+    pub octets: usize,
+    /// Wherever the window ends, it is a whole number of words of 4 octets behind the start of an FPDU: the
+    /// peer counts its window in such words, and acknowledges whole segments of such words.
+    pub in_words: bool,
+    /// There may be much more. Rather than go beyond the window, the record ends, and the batch
+    /// [asks](TxBatch::asks_window).
+    pub stale: bool,
+}
+
+impl UsableWindow {
+    /// No window is ever in the way.
+    pub const UNLIMITED: Self = Self { octets: usize::MAX, in_words: true, stale: false };
+}
+
+impl Default for UsableWindow {
+    fn default() -> Self {
+        Self::UNLIMITED
+    }
 }
 
 /// A piece of a [`TxBatch`].
@@ -85,6 +118,8 @@ impl TxBatch {
             len: 0,
             gather_from: None,
             most: MOST,
+            window: UsableWindow::UNLIMITED,
+            asks_window: false,
         }
     }
 
@@ -94,6 +129,7 @@ impl TxBatch {
         self.staged = 0;
         self.chunks.clear();
         self.len = 0;
+        self.asks_window = false;
     }
 
     /// The pieces, in the order of the wire.
@@ -125,6 +161,19 @@ impl TxBatch {
     #[must_use]
     pub const fn ends_record(&self) -> bool {
         self.len != 0
+    }
+
+    /// Whether the record ended, perhaps before it began, because the next FPDU goes beyond a
+    /// [`window`](Self::window) that is stale: find out how large it is, and fill the batch again.
+    #[inline]
+    #[must_use]
+    pub const fn asks_window(&self) -> bool {
+        self.asks_window
+    }
+
+    /// The record ends here for want of a window.
+    pub(crate) fn ask_window(&mut self) {
+        self.asks_window = true;
     }
 
     /// Whether memory that the peer reads is still to be read, when TCP takes it.

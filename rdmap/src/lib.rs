@@ -248,7 +248,7 @@ mod terminate;
 mod wire;
 
 pub use atomic::{AtomicOperation, AtomicRequest, AtomicResponse};
-pub use batch::{Chunk, TxBatch};
+pub use batch::{Chunk, TxBatch, UsableWindow};
 pub use clock::Clock;
 pub use config::StreamConfig;
 pub use counters::{Counters, Messages};

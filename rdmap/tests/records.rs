@@ -13,7 +13,7 @@ use common::memory::TestMemory;
 use common::peer::{Observer, Peer, request, seen};
 use common::{CRC, config, ramp_of};
 use iwarp_mpa::{FpduLimit, Framing, Role, SizePlan};
-use iwarp_rdmap::{Opcode, Terminate, TxBatch};
+use iwarp_rdmap::{Opcode, Terminate, TxBatch, UsableWindow};
 use proptest::prelude::*;
 
 fn sender(emss: u32, limit: FpduLimit, framing: Framing) -> Endpoint {
@@ -75,6 +75,66 @@ proptest! {
                 }
             }
         }
+    }
+
+    /// MPA-042, MPA-072, FC-003: the same where TCP meets the end of the peer's window. What is beyond the window
+    /// as it was known may be sent up to any word, or if the peer counts octets, to any octet: but a segment that fits
+    /// is never divided.
+    #[test]
+    fn the_end_of_the_window_splits_no_trailer_and_moves_no_fpdu(
+        emss in prop_oneof![1200_u32..1461, Just(1448), Just(1460), Just(1461), Just(9000)],
+        limit in prop_oneof![
+            Just(FpduLimit::Emss),
+            Just(FpduLimit::Octets(16_384)),
+            Just(FpduLimit::Octets(65_536)),
+        ],
+        lengths in proptest::collection::vec(
+            prop_oneof![0_usize..20, 0_usize..3000, 0_usize..20_000],
+            1..8,
+        ),
+        windows in proptest::collection::vec(
+            (prop_oneof![Just(0_usize), 0_usize..5_000, 0_usize..70_000], 0_usize..20_000),
+            1..8,
+        ),
+        in_words: bool,
+    ) {
+        let mut endpoint = sender(emss, limit, CRC);
+        let (mut octets, mut sent) = (0, 0);
+        for (id, len) in lengths.iter().enumerate() {
+            let kind = if id % 2 == 0 { SEND } else { write(9, 0) };
+            endpoint.submit(id as u64, kind, id, *len);
+            octets += len;
+        }
+        let size = SizePlan::new(emss, limit, false);
+        let emss = emss as usize;
+        let mut windows = windows.iter().cycle();
+        loop {
+            let (window, beyond) = *windows.next().unwrap();
+            let window = if in_words { window & !3 } else { window };
+            endpoint.batch.window = UsableWindow { octets: window, in_words, stale: false };
+            let Some(record) = endpoint.record() else { break };
+            endpoint.accepted(record.len());
+            sent += seen(&record).iter().map(|fpdu| fpdu.payload.len()).sum::<usize>();
+            let places = places(&record);
+            // Where TCP ends segments. It sends no part of what is one segment.
+            let mut ends: Vec<usize> = (emss..record.len()).step_by(emss).collect();
+            let mut edge = window + beyond;
+            if in_words {
+                edge &= !3;
+            }
+            if record.len() > emss && record.len() > window && edge >= window && edge < record.len() {
+                ends.retain(|&end| end <= edge);
+                ends.extend((edge..record.len()).step_by(emss).filter(|&end| end > 0));
+            }
+            for &(start, end, pad) in &places {
+                let is_whole = |from: usize| ends.iter().all(|&cut| cut <= from || cut >= end);
+                prop_assert!(is_whole(end - 4 - pad), "trailer at {} of {:?}", end, ends);
+                if end - start == size.mulpdu + 6 {
+                    prop_assert!(start == 0 || start % emss == 0 && ends.contains(&start));
+                }
+            }
+        }
+        prop_assert_eq!(sent, octets, "all of it, whatever the cuts");
     }
 
     /// MPA-062, MPA-074, DDP-001, DDP-002: sizes that change in the middle of a message, with and without markers;
@@ -183,6 +243,45 @@ fn a_cut_that_would_split_a_trailer_is_moved() {
     assert_eq!(endpoint.record().map(|record| record.len()), Some(2924));
     endpoint.accepted(2924);
     assert_eq!(endpoint.record(), None);
+}
+
+#[test]
+fn a_record_stays_within_the_window_and_beyond_it_is_one_fpdu_or_one_segment() {
+    let large = FpduLimit::Octets(16_384);
+    let window = |octets, stale| UsableWindow { octets, in_words: true, stale };
+    let lengths = |endpoint: &mut Endpoint| -> Option<Vec<usize>> {
+        let record = endpoint.record()?;
+        endpoint.accepted(record.len());
+        Some(places(&record).iter().map(|(start, end, _)| end - start).collect())
+    };
+    let mut endpoint = sender(1460, large, CRC);
+    endpoint.submit(0, write(9, 0), 0, 60_026);
+    endpoint.batch.window = window(2 * 16_060 + 1000, true);
+    assert_eq!(lengths(&mut endpoint), Some(vec![16_060, 16_060]));
+    assert!(endpoint.batch.asks_window(), "the third ends behind it");
+    endpoint.batch.window = window(1000, true);
+    assert_eq!(lengths(&mut endpoint), None);
+    assert!(endpoint.batch.asks_window(), "nothing else is in the way");
+    endpoint.batch.window = window(1000, false);
+    assert_eq!(lengths(&mut endpoint), Some(vec![16_060]), "somebody has looked");
+    assert!(!endpoint.batch.asks_window());
+    // 11,906 octets of payload are left, which need a pad of 2.
+    for id in 1..4 {
+        endpoint.submit(id, SEND, 0, 100);
+    }
+    endpoint.batch.window = window(0, false);
+    assert_eq!(lengths(&mut endpoint), Some(vec![11_904 + 20]), "without a pad");
+    assert_eq!(lengths(&mut endpoint), Some(vec![24, 124, 124, 124]), "together one segment");
+    assert_eq!(lengths(&mut endpoint), None);
+    assert!(!endpoint.batch.asks_window(), "all is sent");
+    // Small messages never ask.
+    endpoint.submit(5, SEND, 0, 1000);
+    endpoint.batch.window = window(0, true);
+    assert_eq!(lengths(&mut endpoint), Some(vec![1024]));
+    // A peer that counts octets may cut anywhere.
+    endpoint.submit(6, write(9, 0), 0, 3000);
+    endpoint.batch.window = UsableWindow { octets: 0, in_words: false, stale: false };
+    assert_eq!(lengths(&mut endpoint), Some(vec![1460]));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use iwarp_ddp::{Cut, LocalFault, Refusal, Segmenter, TaggedHeader, UntaggedHeade
 use iwarp_mpa::{FrameError, Framer, SizePlan};
 
 use super::Stream;
-use crate::batch::{Chunk, TxBatch};
+use crate::batch::{Chunk, TxBatch, UsableWindow};
 use crate::clock::Clock;
 use crate::counters::add;
 use crate::error::{Error, LocalError, ProtectionError};
@@ -25,7 +25,8 @@ enum Fault {
 impl<B> Stream<B> {
     /// Fills `out` with the next record: whole FPDUs, as many as fit and as stand well in TCP segments.
     ///
-    /// `false`: there is nothing to send now, and `out` is empty. What `out` held before is dropped, so
+    /// `false`: `out` is empty, and there is nothing to send now, unless `out`
+    /// [asks](TxBatch::asks_window) for a window. What `out` held before is dropped, so
     /// everything in it must have been accepted by TCP, or TCP must be lost. What is handed out cannot be
     /// taken back; as TCP accepts it, [`handle_transmitted`](Self::handle_transmitted) has to be told.
     pub fn poll_transmit<M: Memory<B>>(
@@ -67,7 +68,14 @@ impl<B> Stream<B> {
             };
             let size = &self.limits.size;
             let crc = self.limits.crc;
-            let Some(cut) = record.cut(size, &self.framer, &draft, crc) else { break };
+            let cut = match record.cut(size, &self.framer, &draft, crc, &out.window) {
+                Next::Fpdu(cut) => cut,
+                Next::Record => break,
+                Next::Window => {
+                    out.ask_window();
+                    break;
+                }
+            };
             match self.send(&draft, cut, memory, out) {
                 Ok(wire_len) => {
                     let ulpdu_len = draft.header_len().saturating_add(cut.len as usize);
@@ -250,13 +258,24 @@ fn fill<B, M: Memory<B>>(
     }
 }
 
+/// How a record goes on.
+enum Next {
+    /// With this part of a message.
+    Fpdu(Cut),
+    /// Not at all: the next FPDU begins another one.
+    Record,
+    /// Not before it is known how much TCP can send.
+    Window,
+}
+
 /// How far the record has come.
 ///
 /// Full-size FPDUs that fill whole segments may follow each other without end: none pushes the next one
 /// off its boundary. Behind a smaller one the record goes on only as long as all that follows is together
 /// no larger than one full-size FPDU: with FPDUs of one segment ([`FpduLimit::Emss`](iwarp_mpa::FpduLimit))
 /// several small ones share that segment and none is cut (MPA-072, MPA-073); with larger FPDUs, which lie
-/// across segments anyway, small ones may too. Where FPDUs share segments by plan, none of this counts.
+/// across segments anyway, small ones may too. It stays within the [window](UsableWindow), or is one segment
+/// or one FPDU. Where FPDUs share segments by plan, none of this counts.
 #[derive(Debug, Default)]
 struct Record {
     len: usize,
@@ -265,9 +284,16 @@ struct Record {
 }
 
 impl Record {
-    /// The part of a message that goes into the next FPDU; `None` if the record has to end first.
+    /// The part of a message that goes into the next FPDU.
     #[inline]
-    fn cut(&self, size: &SizePlan, framer: &Framer, draft: &Draft, crc: bool) -> Option<Cut> {
+    fn cut(
+        &self,
+        size: &SizePlan,
+        framer: &Framer,
+        draft: &Draft,
+        crc: bool,
+        window: &UsableWindow,
+    ) -> Next {
         let header_len = draft.header_len();
         let room = if draft.opcode.queue().is_none() {
             TaggedHeader::max_payload(size.mulpdu)
@@ -275,33 +301,43 @@ impl Record {
             UntaggedHeader::max_payload(size.mulpdu)
         };
         // DDP-025, MPA-042
-        let cut = Segmenter::new(draft.len, room).cut_at(draft.offset)?;
+        let Some(mut cut) = Segmenter::new(draft.len, room).cut_at(draft.offset) else {
+            return Next::Record;
+        };
         let ulpdu_len = |payload: u32| header_len.saturating_add(payload as usize);
-        if !size.shares_segments && self.loose > 0 {
+        if !size.shares_segments {
             let wire_len = framer.framed_len(ulpdu_len(cut.len));
-            if self.loose.saturating_add(wire_len) > framer.framed_len(size.mulpdu) {
-                return None;
+            if self.loose > 0
+                && self.loose.saturating_add(wire_len) > framer.framed_len(size.mulpdu)
+            {
+                return Next::Record;
+            }
+            let end = self.len.saturating_add(wire_len);
+            if end > window.octets && !size.is_one_segment(end) {
+                if window.stale {
+                    return Next::Window;
+                }
+                if self.len > 0 {
+                    return Next::Record;
+                }
+                if crc {
+                    let whole = size.keeps_trailer_whole_in(ulpdu_len(cut.len), window.in_words);
+                    cut = shortened(draft, cut, whole.saturating_sub(header_len));
+                }
             }
         }
         if !crc || size.keeps_trailer_whole(self.len, ulpdu_len(cut.len)) {
-            return Some(cut);
+            return Next::Fpdu(cut);
         }
         // Linux siw takes an FPDU for damaged if a segment ends between its pad and its CRC. A new record
         // helps, or at its beginning, some octets less.
         if self.len > 0 {
-            return None;
-        }
-        // These are one segment by definition (RDMAP-081), however short those of TCP are.
-        if draft.opcode.is_one_segment() {
-            return Some(cut);
+            return Next::Record;
         }
         let shorter = std::iter::successors(Some(cut.len), |len| Some(len.checked_sub(1)? & !3))
             .take(4)
             .find(|&len| size.keeps_trailer_whole(0, ulpdu_len(len)));
-        Some(match shorter {
-            Some(len) if len > 0 => Cut { len, last: false, ..cut },
-            _ => cut,
-        })
+        Next::Fpdu(shorter.map_or(cut, |len| shortened(draft, cut, len as usize)))
     }
 
     /// An FPDU was added. Gives whether the record may go on.
@@ -313,5 +349,16 @@ impl Record {
             self.loose = self.loose.saturating_add(wire_len);
         }
         !(is_full && size.ends_record)
+    }
+}
+
+/// The same cut with a payload of `len` octets, if that is less, and if the message may be cut there.
+fn shortened(draft: &Draft, cut: Cut, len: usize) -> Cut {
+    // Some are one segment by definition (RDMAP-081), however short those of TCP are.
+    match u32::try_from(len) {
+        Ok(len) if 0 < len && len < cut.len && !draft.opcode.is_one_segment() => {
+            Cut { len, last: false, ..cut }
+        }
+        _ => cut,
     }
 }

@@ -12,6 +12,7 @@
 //! | `watch.rs` | what the driver looks at now and then, lest it be left behind |
 //! | `link.rs` | a connection, and one pass over it |
 //! | `rx.rs`, `tx.rs` | the two directions |
+//! | `window.rs` | how much TCP sends at once |
 //! | `share.rs` | how long a pass stays |
 //! | `scratch.rs`, `budget.rs` | staging memory: borrowed for a pass, charged between passes |
 //! | `memory.rs` | registered memory and the receive queue, as the stream sees them |
@@ -35,6 +36,7 @@ mod share;
 mod tx;
 mod verdict;
 mod watch;
+mod window;
 
 #[cfg(test)]
 mod tests;

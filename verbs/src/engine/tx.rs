@@ -15,6 +15,7 @@ use super::link::{Link, PassClock};
 use super::memory::{Piece, QpMemory, raw, walk};
 use super::rx::lost_cause;
 use super::scratch::{Scratch, TX_LEN};
+use super::window::Window;
 use crate::mem::{Access, GatherList, Region, SendFlags};
 use crate::sys::Socket;
 
@@ -32,6 +33,8 @@ const RECORD_MOST: usize = 1 << 20;
 pub(super) struct Tx {
     unsent: Unsent,
     charged: usize,
+    /// What TCP can send at once.
+    window: Window,
     /// TCP took no more.
     pub(super) blocked: bool,
     /// Attempts in a row that found TCP full.
@@ -128,6 +131,7 @@ impl Link {
                         Attempt::Sent(sent) => {
                             at += sent;
                             moved = true;
+                            self.tx.window.sent(sent);
                             self.stream.handle_transmitted(sent, &mut *clock);
                             if at == octets.len() {
                                 break true;
@@ -154,9 +158,15 @@ impl Link {
                     break Sent::More;
                 }
                 // After what was posted alone, there is nothing to ask for.
-                if !self.stream.may_transmit()
-                    || !self.stream.poll_transmit(mem, &mut batch, &mut *clock)
-                {
+                if !self.stream.may_transmit() {
+                    break Sent::Done { moved };
+                }
+                batch.window = self.tx.window.usable();
+                if !self.stream.poll_transmit(mem, &mut batch, &mut *clock) {
+                    if batch.asks_window() {
+                        self.tx.window.look(&self.socket);
+                        continue;
+                    }
                     break Sent::Done { moved };
                 }
                 self.batches = self.batches.wrapping_add(1);
@@ -166,6 +176,7 @@ impl Link {
                     at += sent;
                     taken += sent;
                     moved = true;
+                    self.tx.window.sent(sent);
                     self.stream.handle_transmitted(sent, &mut *clock);
                 }
                 other => {
@@ -257,6 +268,8 @@ impl Link {
     #[cold]
     fn gather(&self, mem: &mut QpMemory<'_>, batch: &TxBatch, at: usize) -> Attempt {
         let mut pieces: SmallVec<[Gathered<'_>; 16]> = SmallVec::new();
+        // What is left for another call goes on in this record, perhaps within an FPDU.
+        let mut flags = SendFlags::END_OF_RECORD;
         let mut skip = at;
         for chunk in batch.chunks() {
             let len = chunk.len();
@@ -265,6 +278,7 @@ impl Link {
                 continue;
             }
             if pieces.len() + 16 > GatherList::MAX {
+                flags = SendFlags::empty();
                 break;
             }
             if self.collect(mem, batch, chunk, std::mem::take(&mut skip), &mut pieces).is_err() {
@@ -282,7 +296,7 @@ impl Link {
                 }
             }
         }
-        attempt(list.send(self.socket.as_fd(), SendFlags::END_OF_RECORD))
+        attempt(list.send(self.socket.as_fd(), flags))
     }
 
     /// Finds the memory of one chunk, from `skip` on.

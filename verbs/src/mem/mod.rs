@@ -30,6 +30,7 @@
 //! | `descriptor.rs` | no memory, but unsafe: descriptors in tokio's reactor |
 //! | `fork.rs` | no memory, but unsafe: forked children find themselves out |
 //! | `signals.rs` | no memory, but unsafe: threads without signals |
+//! | `usable.rs` | no memory, but unsafe: how much TCP can send at once |
 
 #![allow(
     unsafe_code,
@@ -58,6 +59,7 @@ mod tenants;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+mod usable;
 mod use_count;
 mod view;
 mod window;
@@ -76,5 +78,6 @@ pub(crate) use region::{Domain, PdId, Peer, Region};
 pub use rereg::{Reregister, ReregisterError};
 pub(crate) use signals::without_signals;
 pub(crate) use table::KeyTable;
+pub(crate) use usable::usable_window;
 pub use window::{MemoryWindow, WindowBinding, WindowType};
 pub(crate) use work::LocalWork;

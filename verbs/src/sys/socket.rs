@@ -12,11 +12,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use iwarp_rdmap::UsableWindow;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, Shutdown, SocketType, sockopt};
 
 use super::special::Special;
 use crate::capture::{Capture, Tap};
+use crate::mem::usable_window;
 use crate::network::{MemoryNetwork, MemorySocket};
 
 /// When a silent peer is asked whether it is still there, and given up.
@@ -359,6 +361,17 @@ impl Socket {
         }
         // MPA-071: TCP options that every segment carries are taken off already.
         socket2::SockRef::from(&self.fd).tcp_mss()
+    }
+
+    /// How much TCP can send at once, besides what it has been given already. Unlimited where nobody knows.
+    pub(crate) fn usable_window(&self) -> UsableWindow {
+        // In memory there are neither windows nor segments.
+        let usable = if self.memory().is_some() { None } else { usable_window(self.as_fd()) };
+        usable.map_or(UsableWindow::UNLIMITED, |usable| UsableWindow {
+            octets: usable.octets,
+            in_words: usable.in_words,
+            stale: false,
+        })
     }
 
     /// Takes over a TCP socket that the program made itself; fails for any other descriptor.

@@ -1,18 +1,10 @@
 //! CRC32c (RFC 5044 §4.4, MPA-056), and the only file that names a crate for it.
 
-/// CRC32c of `octets`, as a number; on the wire its least significant octet goes first.
+// CRC32c of some octets, as a number; on the wire its least significant octet goes first.
 #[cfg(feature = "crc-fast")]
-#[inline]
-pub(crate) fn crc32c(octets: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(octets)
-}
-
-/// CRC32c of `octets`, as a number; on the wire its least significant octet goes first.
+pub(crate) use crc_fast::crc32_iscsi as crc32c;
 #[cfg(not(feature = "crc-fast"))]
-#[inline]
-pub(crate) fn crc32c(octets: &[u8]) -> u32 {
-    crc32c::crc32c(octets)
-}
+pub(crate) use crc32c::crc32c;
 
 #[cfg(test)]
 #[allow(

@@ -150,7 +150,8 @@ impl Deframer {
     /// the length is not known.
     #[must_use]
     pub fn unfinished<'b>(&self, buf: &'b [u8]) -> Option<Unfinished<'b>> {
-        if self.crc || self.markers || self.shown.is_some() || self.failed.is_some() {
+        // A stream in which nothing is checked does not fail.
+        if self.crc || self.markers || self.shown.is_some() {
             return None;
         }
         let (length, ulpdu) = buf.split_first_chunk::<LENGTH_LEN>()?;
@@ -293,10 +294,12 @@ mod tests {
         let whole = [fpdu(BARE, 0, &ulpdu), b"behind".to_vec()].concat();
         let len = whole.len() - 6;
         let mut deframer = Deframer::new(&BARE);
-        assert_eq!(deframer.unfinished(&whole[..1]), None);
-        assert_eq!(deframer.unfinished(&whole), None, "there is nothing left to go past");
-        let front = Unfinished { ulpdu: &ulpdu[..14], ulpdu_len: 100, passed_by: 0 };
-        assert_eq!(deframer.unfinished(&whole[..16]), Some(front));
+        for have in 0..=whole.len() {
+            let front = |ulpdu| Unfinished { ulpdu, ulpdu_len: 100, passed_by: 0 };
+            // From `ULPDU_Length` on, and until there is nothing left to go past.
+            let expected = (2..102).contains(&have).then(|| front(&whole[2..have]));
+            assert_eq!(deframer.unfinished(&whole[..have]), expected, "{have} octets");
+        }
         // Octets that were in the buffer, and then others.
         deframer.pass_by(10);
         deframer.pass_by(60);
@@ -317,8 +320,12 @@ mod tests {
     #[test]
     fn what_is_to_be_checked_stays_in_the_buffer() {
         for framing in [PLAIN, MARKED, Framing { crc: false, ..MARKED }] {
-            let wire = fpdu(framing, 0, &[7; 100]);
-            assert_eq!(Deframer::new(&framing).unfinished(&wire[..30]), None);
+            // With a marker in front, and with none, where the length is the first that comes.
+            for position in [0, 4] {
+                let wire = fpdu(framing, position, &[7; 100]);
+                let deframer = Deframer::with_position(&framing, position);
+                assert_eq!(deframer.unfinished(&wire[..30]), None);
+            }
         }
     }
 

@@ -205,6 +205,9 @@ mod tests {
         assert!(plan.keeps_trailer_whole(0, 1_458), "no pad, so nothing is left behind");
         assert!(plan.keeps_trailer_whole(0, 1_452));
         assert!(!plan.keeps_trailer_whole(1_440, 16));
+        // The last octet of all is the first of the second segment.
+        let odd = SizePlan::new(1_459, FpduLimit::Emss, false);
+        assert!(!odd.keeps_trailer_whole(0, 1_454));
         let marked = SizePlan::new(1_460, FpduLimit::default(), true);
         assert!(marked.keeps_trailer_whole(0, 1_456));
     }

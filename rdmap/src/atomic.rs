@@ -71,10 +71,9 @@ impl AtomicOperation {
     pub const fn apply(self, original: u64) -> u64 {
         match self {
             // EXT-06. Without their top bits the fields cannot carry into each other; of the top bit itself
-            // the sum is an exclusive or.
+            // the sum is an exclusive or. What the highest field carries is lost anyway.
             Self::FetchAdd { add, mask } => {
-                let top = mask | 1 << 63;
-                (original & !top).wrapping_add(add & !top) ^ ((original ^ add) & top)
+                (original & !mask).wrapping_add(add & !mask) ^ ((original ^ add) & mask)
             }
             // EXT-07
             Self::CompareSwap { compare, compare_mask, swap, swap_mask } => {

@@ -204,7 +204,8 @@ impl TxBatch {
         }
         self.len = self.len.saturating_add(end.saturating_sub(start));
         match self.chunks.last_mut() {
-            Some(Chunk::Staged(range)) if range.end == start => range.end = end,
+            // What is staged lies in one piece, so this one ends where the new octets begin.
+            Some(Chunk::Staged(range)) => range.end = end,
             _ => self.chunks.push(Chunk::Staged(start..end)),
         }
     }
@@ -238,6 +239,8 @@ mod tests {
             Chunk::Staged(8..10),
         ];
         assert_eq!(batch.chunks(), expected);
+        assert!(batch.chunks().iter().all(|chunk| !chunk.is_empty()));
+        assert!(Chunk::Staged(8..8).is_empty());
         assert_eq!(batch.len(), 110);
         assert!(batch.ends_record());
     }
@@ -251,6 +254,10 @@ mod tests {
         batch.clear();
         assert!(batch.is_empty() && !batch.ends_record());
         assert!(batch.room(8).is_some());
+        // To its last octet it is as large as it is.
+        batch.push_staged(5);
+        assert!(batch.room(4).is_none());
+        assert!(batch.room(3).is_some());
     }
 
     #[test]

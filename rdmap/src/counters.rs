@@ -97,5 +97,6 @@ mod tests {
         messages.count(Opcode::AtomicResponse);
         let counts = Opcode::ALL.map(|opcode| messages.of(opcode));
         assert_eq!(counts, [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(messages.rare.map(|rare| rare.len()), Some(8), "a count for each, and no more");
     }
 }

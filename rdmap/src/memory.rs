@@ -164,3 +164,64 @@ pub enum InvalidateRefusal {
     #[error("STag has no remote access rights")]
     Rights,
 }
+
+#[cfg(test)]
+mod tests {
+    use iwarp_ddp::LocalFault;
+
+    use super::*;
+
+    /// Memory of an owner who writes no more than has to be written.
+    struct Plain;
+
+    impl Placement for Plain {
+        type Buffer = ();
+
+        fn place_tagged(&mut self, _: Stag, _: u64, _: &[u8]) -> Result<(), Refusal> {
+            Err(Refusal::InvalidStag)
+        }
+
+        fn place_local(&mut self, (): &(), _: u64, _: &[u8]) -> Result<(), LocalFault> {
+            Err(LocalFault::Protection)
+        }
+    }
+
+    impl Source for Plain {
+        type Buffer = ();
+
+        fn check_tagged(&mut self, _: Stag, _: u64, _: u32) -> Result<(), Refusal> {
+            Err(Refusal::InvalidStag)
+        }
+
+        fn read_tagged(&mut self, _: Stag, _: u64, _: &mut [u8]) -> Result<(), Refusal> {
+            Err(Refusal::InvalidStag)
+        }
+
+        fn read_local(&mut self, (): &(), _: u64, _: &mut [u8]) -> Result<(), LocalFault> {
+            Err(LocalFault::Protection)
+        }
+    }
+
+    impl Memory<()> for Plain {
+        fn take_receive(&mut self) -> Option<Receive<()>> {
+            None
+        }
+
+        fn invalidate(&mut self, _: Stag) -> Result<(), InvalidateRefusal> {
+            Err(InvalidateRefusal::Unknown)
+        }
+    }
+
+    /// An owner who says nothing of them has neither atomics nor local work, and gets every receive as an event.
+    #[test]
+    fn what_is_not_overridden_grants_nothing_and_keeps_nothing() {
+        let stag = Stag::from_raw(1);
+        let refused = AtomicRefusal::Access(Refusal::Rights);
+        assert_eq!(Plain.check_atomic(stag, 0), Err(refused));
+        assert_eq!(Plain.atomic(stag, 0, AtomicOperation::swap(1)), Err(refused));
+        assert_eq!(Plain.perform(&()), Err(WorkRefused));
+        let message =
+            Received { buffer: (), len: 3, solicited: true, invalidated: None, immediate: None };
+        assert_eq!(Plain.received(message), Some(message));
+    }
+}

@@ -232,6 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn names_are_those_of_the_standards() {
+        let names = Opcode::ALL.map(|opcode| opcode.to_string());
+        let expected = [
+            "RDMA Write",
+            "RDMA Read Request",
+            "RDMA Read Response",
+            "Send",
+            "Send with Invalidate",
+            "Send with Solicited Event",
+            "Send with Solicited Event and Invalidate",
+            "Terminate",
+            "Immediate Data",
+            "Immediate Data with Solicited Event",
+            "Atomic Request",
+            "Atomic Response",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
     fn four_sends_have_four_opcodes() {
         // FC-019
         for solicited in [false, true] {

@@ -212,10 +212,7 @@ impl<B> Receiver<B> {
         unfinished: &Unfinished<'_>,
         transmitted: u64,
     ) -> Option<(Sink<'_, B>, usize)> {
-        let segment = match Segment::parse(unfinished.ulpdu) {
-            Ok(Segment::Tagged(segment)) if self.expected_rtr.is_none() => segment,
-            _ => return None,
-        };
+        let Ok(Segment::Tagged(segment)) = Segment::parse(unfinished.ulpdu) else { return None };
         let control = Control::from_octet(segment.rsvd_ulp);
         if !control.has_our_version() {
             return None;

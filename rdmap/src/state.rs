@@ -224,6 +224,14 @@ mod tests {
     }
 
     #[test]
+    fn each_state_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> =
+            STATES.iter().map(|state| state.to_string()).collect();
+        assert_eq!(names.len(), STATES.len());
+        assert_eq!(State::FirstWait.to_string(), "waiting for the first FPDU");
+    }
+
+    #[test]
     fn what_a_state_lets_through() {
         let receives = STATES.map(State::receives);
         assert_eq!(receives, [true, true, true, false, false, false]);

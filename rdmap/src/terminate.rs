@@ -488,6 +488,42 @@ mod tests {
         assert!(Terminate::parse(&whole).is_ok());
     }
 
+    /// Each of M, D and R says for itself what follows, in both orders of the bits.
+    #[test]
+    fn every_combination_of_flags() {
+        let (culprit, _) = read_request();
+        let whole =
+            Error::from(ProtectionError::Bounds).terminate(Some(&culprit)).unwrap().to_vec();
+        for [m, d, r] in (0..8).map(|bits| [1, 2, 4].map(|bit| bits & bit != 0)) {
+            let bits = |[length, ddp, rdmap]: [u8; 3]| {
+                u8::from(m) * length | u8::from(d) * ddp | u8::from(r) * rdmap
+            };
+            for (flags, swapped) in [([0x80, 0x40, 0x20], false), ([0x01, 0x02, 0x04], true)] {
+                let mut octets = whole.clone();
+                octets[2] = bits(flags);
+                let terminate = Terminate::parse(&octets).unwrap();
+                let shown = (
+                    terminate.segment_len.is_some(),
+                    terminate.ddp_header.is_some(),
+                    terminate.read_request.is_some(),
+                );
+                assert_eq!(shown, (m, d, r), "{:#04x}", octets[2]);
+                assert_eq!(terminate.meant.is_some(), swapped && (m || d || r));
+                if !swapped && (m || d || r) {
+                    octets[2] |= 0x1f;
+                    assert_eq!(Terminate::parse(&octets), Ok(terminate), "reserved bits");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn headers_print_as_their_octets() {
+        let header =
+            DdpHeader::from_front(b"\xC1\x40\0\xBE\xEF\x01\0\0\0\0\0\0\x10\0rest").unwrap();
+        assert_eq!(format!("{header:?}"), "DdpHeader(c14000beef010000000000001000)");
+    }
+
     #[test]
     fn the_little_endian_layout_is_understood() {
         // The Terminate of Linux siw for a Read: layer 0, type 1, M D R, the length that of the payload.

@@ -258,6 +258,46 @@ fn a_long_response_lets_own_sends_through_and_the_other_way_round() {
 }
 
 #[test]
+fn own_writes_and_responses_take_turns() {
+    // At the boundaries of messages nobody has a right of way: else the peer's Reads could hold back all Writes.
+    let mut config = config(Role::Initiator);
+    config.response_burst = 1;
+    let mut endpoint = endpoint();
+    endpoint.stream = iwarp_rdmap::Stream::new(config);
+    let mut peer = Peer::new(CRC);
+    for msn in 1..=2 {
+        endpoint.feed(&peer.request(msn, request(OPEN, 0x1000, 4)));
+    }
+    for id in 0..3 {
+        endpoint.submit(id, write(9, 0), 0, 4);
+    }
+    let (own, response) = (Opcode::Write, Opcode::ReadResponse);
+    assert_eq!(opcodes(&endpoint.transmit()), [own, response, own, response, own]);
+}
+
+#[test]
+fn ord_may_change_while_reads_are_outstanding() {
+    // RDMAP-062, RDMAP-063: those that went out stay so, and only what follows is held to the new number.
+    let mut endpoint = endpoint();
+    for id in 0..4 {
+        endpoint.submit(id, read(7, 0), 0, 4);
+    }
+    assert_eq!(opcodes(&endpoint.transmit()), [Opcode::ReadRequest; 2]);
+    endpoint.stream.set_ord(1);
+    let mut peer = Peer::new(CRC);
+    let mut answer = || peer.response(SINK, 0x2000, b"data", true);
+    endpoint.feed(&answer());
+    assert_eq!(opcodes(&endpoint.transmit()), []);
+    endpoint.feed(&answer());
+    assert_eq!(opcodes(&endpoint.transmit()), [Opcode::ReadRequest]);
+    endpoint.stream.set_ord(0);
+    endpoint.feed(&answer());
+    assert_eq!(opcodes(&endpoint.transmit()), [Opcode::Terminate]);
+    let done = outcomes(&endpoint.events());
+    assert_eq!(done, [(0, SUCCESS), (1, SUCCESS), (2, SUCCESS), (3, Outcome::LocalOperation)]);
+}
+
+#[test]
 fn a_receiver_takes_messages_in_one_another() {
     // ORD-02, ORD-04, ORD-05: a Write, a Send, a Read Request, a Response and a Terminate between the segments
     // of others. RFC 5041 forbids no such thing, and each finds its place.
@@ -402,4 +442,44 @@ fn events_tell_what_was_received() {
     }
     assert_eq!(counters.fpdus_in, 3);
     assert_eq!(counters.octets_in, octets.len() as u64);
+}
+
+#[test]
+fn immediate_data_tells_the_length_of_the_write_right_before_it() {
+    // EXT-31: of no other. A Write that has not ended is not before it either.
+    // In front of the Immediate Data, its MSN, and the length it tells.
+    type Case<'a> = (&'a str, &'a dyn Fn(&mut Peer) -> Vec<u8>, u32, u32);
+    let write = |peer: &mut Peer, last| peer.write(OPEN, 0x1000, b"write", last);
+    let between: [Case<'_>; 6] = [
+        ("nothing", &|peer| write(peer, true), 1, 5),
+        ("no Write at all", &|_| Vec::new(), 1, 0),
+        ("a Send", &|peer| [write(peer, true), peer.send(1, b"")].concat(), 2, 0),
+        (
+            "a Read Request",
+            &|peer| [write(peer, true), peer.request(1, request(OPEN, 0x1000, 4))].concat(),
+            1,
+            0,
+        ),
+        (
+            "other Immediate Data",
+            &|peer| {
+                let immediate = untagged(Opcode::Immediate, 1);
+                [write(peer, true), peer.untagged(immediate, &[0; 8])].concat()
+            },
+            2,
+            0,
+        ),
+        ("the rest of the Write", &|peer| write(peer, false), 1, 0),
+    ];
+    for (what, before, msn, expected) in between {
+        let mut endpoint = endpoint();
+        let mut peer = Peer::new(CRC);
+        endpoint.feed(&before(&mut peer));
+        endpoint.feed(&peer.untagged(untagged(Opcode::Immediate, msn), &[7; 8]));
+        let events = endpoint.events();
+        let Some(Event::ReceiveDone { len, immediate: Some([7, ..]), .. }) = events.last() else {
+            panic!("{what}: {events:?}");
+        };
+        assert_eq!(*len, expected, "{what}");
+    }
 }

@@ -14,7 +14,7 @@ use common::endpoint::{Endpoint, OPEN, SEND, SINK, read, terminated};
 use common::memory::{Region, TestMemory};
 use common::peer::{Peer, untagged};
 use common::{config, ramp_of};
-use iwarp_ddp::Stag;
+use iwarp_ddp::{Stag, TAGGED_HEADER_LEN};
 use iwarp_mpa::{Framing, Role};
 use iwarp_rdmap::{Initiator, LAST_OCTETS, Need, Opcode, TerminateCode};
 use proptest::prelude::*;
@@ -216,6 +216,59 @@ fn the_last_octets_come_last() {
         assert_eq!(visible > 1000 - LAST_OCTETS, at + 1 == wire.len(), "octet {at}");
     }
     assert_eq!(straight, 1000 - LAST_OCTETS);
+}
+
+/// The front of a Write or Response with `len` octets of payload, of which `held` are there.
+fn front(piece: &Piece, held: usize) -> Vec<u8> {
+    let mut octets = wire(BARE, std::slice::from_ref(piece));
+    octets.truncate(2 + TAGGED_HEADER_LEN + held);
+    octets
+}
+
+/// Writes and Responses go straight where enough of them is missing, to the octet.
+#[test]
+fn what_goes_straight() {
+    for len in LAST_OCTETS - 1..LAST_OCTETS + 10 {
+        for held in [0, 5] {
+            let pieces = [
+                (Piece::Write { offset: 0x1000, len, last: true }, true),
+                (Piece::Response { len }, true),
+                (Piece::Send { len }, false),
+                (Piece::Immediate, false),
+            ];
+            for (piece, goes) in pieces {
+                let mut endpoint = endpoint(BARE);
+                endpoint.feed(&front(&piece, held));
+                let free = endpoint.stream.straight(&endpoint.rx).map(|straight| straight.free);
+                let expected = len.checked_sub(held + LAST_OCTETS).filter(|&free| goes && free > 0);
+                assert_eq!(free, expected, "{piece:?} of which {held} are there");
+            }
+        }
+    }
+}
+
+/// A stream that takes nothing from the peer, not yet or not any more, takes nothing on this way either.
+#[test]
+fn nothing_goes_straight_where_nothing_is_received() {
+    let piece = Piece::Write { offset: 0x1000, len: 1000, last: true };
+    let mut ended = endpoint(BARE);
+    ended.feed(&front(&piece, 10));
+    assert!(ended.stream.straight(&ended.rx).is_some());
+    ended.stream.disconnect(ended.now);
+    assert_eq!(ended.stream.straight(&ended.rx), None);
+
+    // MPA-029: the first FPDU of all is seen whole.
+    let mut config = config(Role::Responder);
+    config.framing = BARE;
+    let mut responder = Endpoint::new(config, TestMemory::new(0));
+    let mut peer = Peer::new(BARE);
+    let first = peer.write(OPEN, 0x1000, &[7; 1000], true);
+    responder.feed(&first[..30]);
+    assert_eq!(responder.stream.straight(&responder.rx), None);
+    let mut responder = Endpoint::new(config, TestMemory::new(0));
+    responder.feed(&peer.write(0, 0, b"", true));
+    responder.feed(&first[..30]);
+    assert!(responder.stream.straight(&responder.rx).is_some());
 }
 
 /// The memory is revoked in the middle of a segment: it ends as it does if all of that comes through the

@@ -325,3 +325,57 @@ fn gathered_records_have_an_end() {
     assert_eq!(lengths[..3], [full; 3]);
     assert_eq!(lengths.len(), 4);
 }
+
+#[test]
+fn small_fpdus_share_a_segment_up_to_its_last_octet() {
+    // MPA-073: two of 724 octets are as long as the full-size one of 1448.
+    let mut endpoint = sender(1448, FpduLimit::Emss, CRC);
+    for id in 0..3 {
+        endpoint.submit(id, SEND, 0, 700);
+    }
+    let records: Vec<usize> = std::iter::from_fn(|| {
+        let record = endpoint.record()?;
+        endpoint.accepted(record.len());
+        Some(record.len())
+    })
+    .collect();
+    assert_eq!(records, [2 * 724, 724]);
+}
+
+#[test]
+fn where_segments_are_shared_a_record_is_as_long_as_it_gets() {
+    let mut config = config(Role::Initiator);
+    config.framing = Framing { crc: false, ..CRC };
+    config.size = SizePlan::new(65_483, FpduLimit::default(), false).sharing_segments();
+    let mut endpoint = Endpoint::new(config, TestMemory::new(1000));
+    endpoint.batch = TxBatch::with_capacity(1 << 18);
+    for id in 0..100 {
+        endpoint.submit(id, SEND, 0, 1000);
+    }
+    // More than one full-size FPDU, and none of them is one.
+    assert_eq!(endpoint.record().map(|record| record.len()), Some(100 * 1024));
+}
+
+#[test]
+fn a_cut_that_would_leave_nothing_is_not_moved() {
+    // In segments so short the header alone would keep its trailer whole, and three octets more do not.
+    let mut endpoint = sender(24, FpduLimit::Emss, CRC);
+    endpoint.submit(0, SEND, 0, 3);
+    let record = seen(&endpoint.record().expect("a record"));
+    assert_eq!(record.len(), 1);
+    assert_eq!((record[0].payload.len(), record[0].last), (3, true));
+}
+
+#[test]
+fn gathered_fpdus_are_staged_as_close_as_they_fit() {
+    // Staged are length and header, 16 octets, and pad and CRC, here 4: the second finds the 28 octets that
+    // the longest would take.
+    let mut endpoint = sender(1460, FpduLimit::Emss, Framing { crc: false, ..CRC });
+    endpoint.batch = TxBatch::with_capacity(20 + 28);
+    endpoint.batch.gather_from = Some(1);
+    for id in 0..2 {
+        endpoint.submit(id, write(9, 0), 0, 4);
+    }
+    assert_eq!(endpoint.record().map(|record| record.len()), Some(2 * 24));
+    assert_eq!(endpoint.batch.staged().len(), 2 * 20);
+}

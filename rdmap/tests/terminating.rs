@@ -14,13 +14,13 @@ use common::endpoint::{
     Endpoint, FLUSHED, OPEN, SEND, SINK, SUCCESS, closed, octets_of, outcomes, read, target,
     terminated, write,
 };
-use common::peer::{Peer, opcodes, request, seen, untagged};
+use common::peer::{Peer, opcodes, request, seen, tagged, untagged};
 use common::{CRC, config};
 use iwarp_ddp::{LocalFault, Stag, UntaggedError, UntaggedHeader};
 use iwarp_mpa::{Framing, Role, Rtr};
 use iwarp_rdmap::{
     BadTerminate, Chunk, CloseCause, Error, Event, Initiator, LocalError, LostCause, Need, Opcode,
-    Operation, Outcome, ReadRequest, Shutdown, State, Terminate, TerminateCode,
+    Operation, OperationKind, Outcome, ReadRequest, Shutdown, State, Terminate, TerminateCode,
 };
 
 #[test]
@@ -354,6 +354,89 @@ fn a_terminate_about_a_send_that_is_half_sent() {
     endpoint.feed(&Peer::new(CRC).terminate(&terminate));
     let done = outcomes(&endpoint.events());
     assert_eq!(done, [(0, SUCCESS), (1, Outcome::RemoteOperation), (2, FLUSHED)]);
+}
+
+/// A Terminate of the peer about a segment that this side sent, or could have sent.
+fn about(code: TerminateCode, header: &[u8], read_request: Option<ReadRequest>) -> Vec<u8> {
+    let ddp_header = iwarp_rdmap::DdpHeader::from_front(header);
+    assert!(ddp_header.is_some());
+    let segment_len = Some(100);
+    let terminate = Terminate { segment_len, ddp_header, read_request, ..Terminate::new(code) };
+    Peer::new(CRC).terminate(&terminate)
+}
+
+#[test]
+fn a_terminate_about_one_of_two_writes_side_by_side() {
+    // To the octet: the second begins where the first ends.
+    let bounds = TerminateCode::from_parts(1, 1, 1);
+    for (offset, culprit) in
+        [(0x100, Some(1)), (0x10f, Some(1)), (0x110, Some(2)), (0x11f, Some(2)), (0x120, None)]
+    {
+        let mut endpoint = target(config(Role::Initiator), 0);
+        // The Read keeps them from completing.
+        endpoint.submit(0, read(7, 0), 0, 4);
+        endpoint.submit(1, write(8, 0x100), 0, 16);
+        endpoint.submit(2, write(8, 0x110), 0, 16);
+        endpoint.transmit();
+        let header = tagged(Opcode::Write, 8, offset, true).to_bytes();
+        endpoint.feed(&about(bounds, &header, None));
+        let expected = [0, 1, 2]
+            .map(|id| (id, if culprit == Some(id) { Outcome::RemoteAccess } else { FLUSHED }));
+        assert_eq!(outcomes(&endpoint.events()), expected, "{offset:#x}");
+    }
+}
+
+#[test]
+fn a_terminate_about_what_was_not_sent_blames_nothing() {
+    let cases = [
+        (write(8, 0), tagged(Opcode::Write, 8, 0, true).to_bytes().to_vec()),
+        (SEND, untagged(Opcode::Send, 2).to_bytes().to_vec()),
+    ];
+    for (kind, header) in cases {
+        let mut endpoint = target(config(Role::Initiator), 0);
+        endpoint.submit(0, SEND, 0, 4);
+        endpoint.transmit();
+        endpoint.submit(1, kind, 0, 4);
+        endpoint.feed(&about(TerminateCode::from_parts(1, 2, 1), &header, None));
+        assert_eq!(outcomes(&endpoint.events()), [(0, SUCCESS), (1, FLUSHED)]);
+    }
+}
+
+#[test]
+fn a_terminate_about_a_write_whose_immediate_data_is_still_to_go() {
+    let mut endpoint = target(config(Role::Initiator), 0);
+    let kind = OperationKind::WriteImmediate {
+        stag: Stag::from_raw(8),
+        offset: 0,
+        immediate: [1; 8],
+        solicited: false,
+    };
+    endpoint.submit(0, kind, 0, 4);
+    endpoint.batch.most = 1;
+    let record = endpoint.record().expect("the Write");
+    endpoint.accepted(record.len());
+    assert_eq!(opcodes(&record), [Opcode::Write]);
+    let header = &seen(&record)[0].ulpdu;
+    endpoint.feed(&about(TerminateCode::from_parts(1, 1, 1), header, None));
+    assert_eq!(outcomes(&endpoint.events()), [(0, Outcome::RemoteAccess)]);
+}
+
+#[test]
+fn a_terminate_that_tells_a_read_by_its_request_alone() {
+    // As Linux siw does: what it shows as the header has another number. The order counts only where the
+    // request tells nothing.
+    for (request_of, culprit) in [(Some(1), 1), (None, 0)] {
+        let mut endpoint = target(config(Role::Initiator), 0);
+        endpoint.submit(0, read(7, 0), 0, 4);
+        endpoint.submit(1, read(8, 0), 0, 4);
+        let sent = seen(&endpoint.transmit());
+        let header = UntaggedHeader { queue: 1, ..untagged(Opcode::ReadRequest, 9) }.to_bytes();
+        let shown = request_of.and_then(|index: usize| ReadRequest::parse(&sent[index].payload));
+        endpoint.feed(&about(TerminateCode::RIGHTS, &header, shown));
+        let expected =
+            [0, 1].map(|id| (id, if id == culprit { Outcome::RemoteAccess } else { FLUSHED }));
+        assert_eq!(outcomes(&endpoint.events()), expected);
+    }
 }
 
 #[test]

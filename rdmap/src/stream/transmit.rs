@@ -307,7 +307,7 @@ impl Record {
         let ulpdu_len = |payload: u32| header_len.saturating_add(payload as usize);
         if !size.shares_segments {
             let wire_len = framer.framed_len(ulpdu_len(cut.len));
-            if self.loose > 0
+            if self.loose != 0
                 && self.loose.saturating_add(wire_len) > framer.framed_len(size.mulpdu)
             {
                 return Next::Record;

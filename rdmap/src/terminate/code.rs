@@ -170,6 +170,35 @@ mod tests {
         assert_eq!(words.len(), sent.len());
     }
 
+    /// What is registered does not share its words with what is not, and those tell the type or at least the
+    /// layer.
+    #[test]
+    fn words_are_as_precise_as_the_registry() {
+        let registered = [
+            (0, 1, &[0, 1, 2, 3, 4, 9][..]),
+            (0, 2, &[5, 6, 7, 8, 9]),
+            (1, 1, &[0, 1, 2, 3, 4]),
+            (1, 2, &[1, 2, 3, 4, 5, 6]),
+            (2, 0, &[1, 2, 3, 4, 5, 6, 7]),
+        ];
+        let words =
+            |layer, error_type, code| TerminateCode::from_parts(layer, error_type, code).meaning();
+        for (layer, error_type, codes) in registered {
+            for code in 0..=u8::MAX {
+                let own = words(layer, error_type, code) != words(layer, error_type, 0x7f);
+                assert_eq!(own, codes.contains(&code), "{layer}/{error_type}/{code:02x}");
+            }
+        }
+        let types =
+            [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 1), (3, 0)];
+        let of_types = types.map(|(layer, error_type)| words(layer, error_type, 0x7f));
+        for (index, (layer, _)) in types.iter().enumerate() {
+            assert!(!of_types[..index].contains(&of_types[index]), "{}", of_types[index]);
+            let name = ["RDMAP", "DDP", "MPA", "unknown error of an unknown layer"];
+            assert!(of_types[index].starts_with(name[usize::from(*layer)]));
+        }
+    }
+
     #[test]
     fn codes_read_as_three_numbers() {
         let code = TerminateCode::from_parts(1, 2, 0xff);

@@ -84,9 +84,10 @@ impl Endpoint {
     /// One record, with its octets as they would go out, if there is anything to send. TCP has accepted
     /// none of it.
     pub fn record(&mut self) -> Option<Vec<u8>> {
-        self.stream
-            .poll_transmit(&mut self.memory, &mut self.batch, self.now)
-            .then(|| octets_of(&self.batch, &self.stream, &self.memory))
+        let may_transmit = self.stream.may_transmit();
+        let transmits = self.stream.poll_transmit(&mut self.memory, &mut self.batch, self.now);
+        assert!(may_transmit || !transmits, "the quick look denied what there is");
+        transmits.then(|| octets_of(&self.batch, &self.stream, &self.memory))
     }
 
     /// TCP accepts octets.

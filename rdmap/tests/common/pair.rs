@@ -183,10 +183,12 @@ impl Pair {
         }
         if side.accepted == side.batch.len() {
             side.accepted = 0;
+            let may_transmit = side.stream.may_transmit();
             if !side.stream.poll_transmit(&mut side.memory, &mut side.batch, now) {
                 self.look(at);
                 return false;
             }
+            assert!(may_transmit, "the quick look denied what there is");
             side.octets = octets_of(&side.batch, &side.stream, &side.memory);
         }
         let waiting = side.batch.len() - side.accepted;

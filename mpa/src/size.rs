@@ -140,7 +140,7 @@ impl SizePlan {
             return ulpdu_len;
         }
         if in_words && self.emss.is_multiple_of(4) {
-            ulpdu_len - (ulpdu_len + LENGTH_LEN) % 4
+            ulpdu_len.saturating_sub(ulpdu_len.saturating_add(LENGTH_LEN) % 4)
         } else {
             ulpdu_within(self.emss, false)
         }

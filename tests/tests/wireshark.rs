@@ -136,7 +136,7 @@ fn run(way: Way, file: &File) -> Due {
         });
     let near = near_pd.alloc(200_008, rights).unwrap();
     let far = far_pd.alloc(200_008, rights).unwrap();
-    near.write_at(0, &(0..200_008_usize).map(|i| (i % 251) as u8).collect::<Vec<_>>()).unwrap();
+    near.write_at(0, &(0..=250).cycle().take(200_008).collect::<Vec<u8>>()).unwrap();
     let connecting =
         cm::connect(listener.local_addr(), &near_qp, ConnParam::default().private_data(b"hello"))
             .unwrap();
@@ -247,7 +247,7 @@ fn messages(fpdus: &[&Dissected], from_initiator: bool) -> Vec<Message> {
     found
 }
 
-fn check(way: Way, file: &File, due: Due) {
+fn check(way: Way, file: &File, due: &Due) {
     let (frames, malformed) = tshark::dissect(&file.0);
     assert_eq!(malformed, [""; 0], "{way:?}");
     let (startup, fpdus): (Vec<_>, Vec<_>) =
@@ -272,12 +272,10 @@ fn check(way: Way, file: &File, due: Due) {
                 Some((fpdu.number("iwarp_rdma.sinkstag")?, fpdu.the("iwarp_rdma.sinkto")))
             })
             .collect();
-        let mut nth = 0;
-        for message in found.iter_mut().filter(|message| message.opcode == READ_RESPONSE) {
-            let (stag, offset) = sinks[nth];
+        let responses = found.iter_mut().filter(|message| message.opcode == READ_RESPONSE);
+        for (message, &(stag, offset)) in responses.zip(&sinks) {
             assert_eq!(message.place, Place::Tagged { stag, offset }, "{way:?}");
             message.place = Place::Tagged { stag: 0, offset: 0 };
-            nth += 1;
         }
         let expected =
             due.messages.iter().filter(|message| message.from_initiator == from_initiator);
@@ -327,7 +325,7 @@ fn every_operation_is_what_tshark_takes_it_for() {
                 let way = Way { crc, markers, limit };
                 let file = File::new(&format!("operations-{crc}-{markers}-{limit:?}"));
                 let due = run(way, &file);
-                check(way, &file, due);
+                check(way, &file, &due);
             }
         }
     }

@@ -28,7 +28,8 @@ struct End {
     qp: QueuePair,
     memory: MemoryRegion,
     peer: RemoteMemory,
-    _connection: Connection,
+    #[expect(dead_code, reason = "kept until the end")]
+    connection: Connection,
 }
 
 /// What the ends do with a message.
@@ -88,10 +89,11 @@ fn connected(work: Work) -> [End; 2] {
     let request = listener.accept(None).unwrap();
     let accepting = request.accept(passive, ConnParam::default()).unwrap();
     let connections = [connecting.wait(None).unwrap(), accepting.wait(None).unwrap()];
-    let mut ends =
-        ends.into_iter().zip([far, near]).zip(connections).map(
-            |(((cq, qp, memory), peer), _connection)| End { cq, qp, memory, peer, _connection },
-        );
+    let mut ends = ends
+        .into_iter()
+        .zip([far, near])
+        .zip(connections)
+        .map(|(((cq, qp, memory), peer), connection)| End { cq, qp, memory, peer, connection });
     let ends = [ends.next().unwrap(), ends.next().unwrap()];
     for end in &ends {
         (0..8).for_each(|_| end.post_recv());

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::CqInner;
-use super::ring::{Awaited, Cqe, give_back, tell};
+use super::ring::Cqe;
 use super::wakes::{News, Wakes};
 use crate::wc::WorkCompletion;
 
@@ -22,13 +22,30 @@ pub(crate) struct Hand {
     /// Address of the queue that is polled; 0 if none is.
     polled: usize,
     wc: Option<WorkCompletion>,
-    /// Whose places have become free with it, and are waited for.
-    awaited: Awaited,
+    /// Places of its work queue that become free with it.
+    places: u32,
 }
 
 impl Hand {
+    #[inline]
     pub(super) fn of(cq: &CqInner) -> Self {
         Self { polled: address(cq), ..Self::default() }
+    }
+
+    /// For one of several passes: empty, and out as long as this one is.
+    #[inline]
+    pub(crate) fn lend(&self) -> Self {
+        let polled = if self.is_full() { 0 } else { self.polled };
+        Self { polled, ..Self::default() }
+    }
+
+    /// Takes what the pass has put into the hand that it was [lent](Self::lend).
+    #[inline]
+    pub(crate) fn take_over(&mut self, lent: &mut Self) {
+        if lent.is_full() {
+            self.wc = lent.wc.take();
+            self.places = lent.places;
+        }
     }
 
     /// Whether there is something in it.
@@ -37,10 +54,19 @@ impl Hand {
         self.wc.is_some()
     }
 
-    /// Ends the poll. No lock may be held.
+    /// The places that are free now, and whether they are places for receives. To be given back, once, when no
+    /// lock is held.
+    #[inline]
+    pub(crate) fn take_places(&mut self) -> Option<(u32, bool)> {
+        let wc = self.wc.as_ref()?;
+        let places = std::mem::take(&mut self.places);
+        (places > 0).then(|| (places, wc.opcode.is_receive()))
+    }
+
+    /// Ends the poll.
     #[inline]
     pub(super) fn close(self) -> Option<WorkCompletion> {
-        tell(self.awaited);
+        debug_assert_eq!(self.places, 0, "given back by who ran the pass");
         self.wc
     }
 }
@@ -57,9 +83,8 @@ impl CqInner {
             return;
         }
         let Cqe { wc, solicited_event, release } = cqe;
-        let (slots, places) = release.map_or((None, 0), |(slots, n)| (Some(slots), n));
-        give_back(slots, places, &mut hand.awaited);
         hand.wc = Some(wc);
+        hand.places = release.map_or(0, |(_, places)| places);
         if self.fires(solicited_event) {
             self.add(News { events: 1, ..News::default() }, wakes);
         }

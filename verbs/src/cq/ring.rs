@@ -190,7 +190,7 @@ impl Ring {
 }
 
 #[inline]
-pub(super) fn give_back(slots: Option<&Arc<QueueSlots>>, places: u32, awaited: &mut Awaited) {
+fn give_back(slots: Option<&Arc<QueueSlots>>, places: u32, awaited: &mut Awaited) {
     if let Some(slots) = slots
         && places > 0
         && slots.give_back(places)

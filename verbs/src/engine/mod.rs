@@ -210,6 +210,9 @@ impl QpInner {
         let waiting = self.sq.any();
         if self.kick.try_enter() || (waiting && self.kick.enter()) {
             let drove = self.run(Caller::Poll, None, hand);
+            if let Some((places, receives)) = hand.take_places() {
+                if receives { &self.rq.slots } else { &self.sq.slots }.release(places);
+            }
             if waiting {
                 self.gather.sent_by_poll(self.polls());
             }
@@ -336,7 +339,7 @@ impl QpInner {
         posted: &mut Option<Operation<Wqe>>,
         hand: &mut Hand,
     ) -> Progress {
-        let mut out = Outbox::of(std::mem::take(hand));
+        let mut out = Outbox::of(hand);
         let progress = {
             let mut engine = self.engine.lock();
             // Whatever a panic leaves behind is only looked at to throw it away.
@@ -349,7 +352,7 @@ impl QpInner {
                 Progress { found_work: true, more: false }
             })
         };
-        *hand = std::mem::take(&mut out.hand);
+        hand.take_over(&mut out.hand);
         out.send(self);
         progress
     }

@@ -44,8 +44,8 @@ enum Notice {
 impl Outbox {
     /// That of a pass which is run by this poll, if it is a poll.
     #[inline]
-    pub(super) fn of(hand: Hand) -> Self {
-        Self { hand, ..Self::default() }
+    pub(super) fn of(hand: &Hand) -> Self {
+        Self { hand: hand.lend(), ..Self::default() }
     }
 
     pub(super) fn established(&mut self) {
@@ -83,7 +83,7 @@ impl Outbox {
     #[inline]
     pub(crate) fn send(self, qp: &Arc<QpInner>) {
         if self.wakes.is_empty() && self.wakers.is_empty() && self.notices.is_empty() {
-            // Mostly so. Nothing is owned then (the hand was taken back), and nothing has to be dropped.
+            // Mostly so. Nothing is owned then, and nothing has to be dropped.
             std::mem::forget(self);
         } else {
             self.tell(qp);

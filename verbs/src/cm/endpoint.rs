@@ -356,12 +356,17 @@ impl Endpoint {
             if !inner.stage.is_set_up() {
                 return None;
             }
-            self.device.counters.setups_failed.count();
-            let qp = inner.qp.as_ref().map(|qp| qp.number);
-            tracing::debug!(target: SETUP, qp, %error, "set-up failed");
-            inner.fail(error, emitted);
+            self.fails(inner, error, emitted);
             inner.qp.take()
         })
+    }
+
+    /// The set-up is over, whoever has found that out.
+    fn fails(&self, inner: &mut Inner, error: ConnectError, emitted: &mut Emitted) {
+        self.device.counters.setups_failed.count();
+        let qp = inner.qp.as_ref().map(|qp| qp.number);
+        tracing::debug!(target: SETUP, qp, %error, "set-up failed");
+        inner.fail(error, emitted);
     }
 
     /// How the set-up ended, if it did. Gives the private data to whoever asks first.
@@ -479,7 +484,8 @@ impl Observer for Endpoint {
                 }
                 // FC-045: what was never established does not disconnect.
                 Stage::Opening(_, agreement, _) => {
-                    inner.fail(ConnectError::Ended { addr: agreement.peer, reason }, emitted);
+                    let error = ConnectError::Ended { addr: agreement.peer, reason };
+                    self.fails(inner, error, emitted);
                 }
                 other => inner.stage = other,
             }

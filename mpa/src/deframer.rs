@@ -175,6 +175,12 @@ impl Deframer {
         self.passed_by
     }
 
+    /// Nobody waits for the rest of the present FPDU any more; gives the octets of it that
+    /// [went past](Self::pass_by) the buffer, once.
+    pub const fn abandon(&mut self) -> usize {
+        core::mem::replace(&mut self.passed_by, 0)
+    }
+
     /// Goes on to the next FPDU; gives the octets of the one shown last, which the caller drops
     /// from the front of its buffer. 0 if none was shown.
     #[inline]

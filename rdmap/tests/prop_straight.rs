@@ -16,7 +16,7 @@ use common::peer::{Peer, untagged};
 use common::{config, ramp_of};
 use iwarp_ddp::{Stag, TAGGED_HEADER_LEN};
 use iwarp_mpa::{Framing, Role};
-use iwarp_rdmap::{Initiator, LAST_OCTETS, Need, Opcode, TerminateCode};
+use iwarp_rdmap::{Initiator, LAST_OCTETS, Need, Opcode, State, TerminateCode};
 use proptest::prelude::*;
 
 const BARE: Framing = Framing { send_markers: false, receive_markers: false, crc: false };
@@ -269,6 +269,28 @@ fn nothing_goes_straight_where_nothing_is_received() {
     responder.feed(&peer.write(0, 0, b"", true));
     responder.feed(&first[..30]);
     assert!(responder.stream.straight(&responder.rx).is_some());
+}
+
+/// What has come of a segment that never becomes whole is discarded, whichever way it came.
+#[test]
+fn cut_short_by_the_end_of_the_stream() {
+    let wire = wire(BARE, &[Piece::Write { offset: 0x1000, len: 1000, last: true }]);
+    let discarded = [true, false].map(|goes_straight| {
+        let mut endpoint = endpoint(BARE);
+        endpoint.feed(&wire[..20]);
+        if goes_straight {
+            assert_eq!(endpoint.feed_straight(&wire[20..500]), 480);
+        } else {
+            endpoint.feed(&wire[20..500]);
+        }
+        // The peer takes too long.
+        endpoint.wait(Duration::from_secs(30));
+        assert_eq!(endpoint.stream.state(), State::Closed);
+        endpoint.feed(&wire[500..600]);
+        endpoint.feed(&wire[600..]);
+        endpoint.stream.counters().octets_discarded
+    });
+    assert_eq!(discarded, [wire.len() as u64; 2]);
 }
 
 /// The memory is revoked in the middle of a segment: it ends as it does if all of that comes through the

@@ -215,6 +215,8 @@ impl<B> Stream<B> {
 
     /// Input that nobody looks at any more.
     fn discard(&mut self, octets: usize, clock: &mut dyn Clock) {
+        // Of a segment that was cut short, what went past the buffer has come as well.
+        let octets = octets.saturating_add(self.deframer.abandon());
         if octets > 0 {
             add(&mut self.counters.octets_discarded, octets);
             self.step(Trigger::LateInput, clock);

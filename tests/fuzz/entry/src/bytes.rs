@@ -57,7 +57,7 @@ impl<'a> Bytes<'a> {
 }
 
 /// `octets` in pieces of the lengths in `cuts`, over and over; a length of 0 is all that is left.
-pub(crate) fn pieces<'a>(octets: &'a [u8], cuts: [u8; 3]) -> impl Iterator<Item = &'a [u8]> {
+pub(crate) fn pieces(octets: &[u8], cuts: [u8; 3]) -> impl Iterator<Item = &[u8]> {
     let mut rest = octets;
     let mut lengths = cuts.into_iter().cycle();
     std::iter::from_fn(move || {

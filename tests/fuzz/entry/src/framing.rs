@@ -39,15 +39,15 @@ fn run(input: &[u8], markers: bool) {
 
     let expected = fpdu::take_apart(&stream, position, markers, crc);
     let framing = Framing { send_markers: markers, receive_markers: markers, crc };
-    let mut whole = Reader::new(&framing, position);
+    let mut whole = Reader::new(framing, position);
     whole.read(&stream);
     whole.check(&expected, stream.len());
-    let mut cut = Reader::new(&framing, position);
+    let mut cut = Reader::new(framing, position);
     for piece in pieces(&stream, cuts) {
         cut.read(piece);
     }
     cut.check(&expected, stream.len());
-    again(&expected, &framing, position);
+    again(&expected, framing, position);
 }
 
 fn stream(input: &mut Bytes<'_>, position: u64, markers: bool, crc: bool) -> Vec<u8> {
@@ -77,8 +77,8 @@ fn stream(input: &mut Bytes<'_>, position: u64, markers: bool, crc: bool) -> Vec
 }
 
 /// What was read is framed as a sender frames it, and read again.
-fn again(content: &Content, framing: &Framing, position: u64) {
-    let mut framer = Framer::with_position(framing, position);
+fn again(content: &Content, framing: Framing, position: u64) {
+    let mut framer = Framer::with_position(&framing, position);
     let mut stream = Vec::new();
     let sendable = content.ulpdus.iter().take_while(|ulpdu| ulpdu.len() <= ULPDU_MAX_SENT);
     for ulpdu in sendable.clone() {
@@ -109,9 +109,9 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(framing: &Framing, position: u64) -> Self {
+    fn new(framing: Framing, position: u64) -> Self {
         Self {
-            deframer: Deframer::with_position(framing, position),
+            deframer: Deframer::with_position(&framing, position),
             buffer: Vec::new(),
             ulpdus: Vec::new(),
             error: None,
@@ -154,15 +154,14 @@ impl Reader {
         let position = self.start.wrapping_add(expected.taken as u64);
         assert_eq!(self.deframer.position(), position);
         let eof = self.deframer.handle_eof(self.buffer.len());
-        match &expected.error {
-            Some(error) => assert_eq!(eof.as_ref(), Err(error)),
-            None => {
-                assert_eq!(self.deframer.next(&mut self.buffer), Ok(Step::Need(expected.need)));
-                // MPA-088
-                let received = self.buffer.len();
-                let truncated = Error::Truncated { position, received };
-                assert_eq!(eof, if received == 0 { Ok(()) } else { Err(truncated) });
-            }
+        if let Some(error) = &expected.error {
+            assert_eq!(eof.as_ref(), Err(error));
+            return;
         }
+        assert_eq!(self.deframer.next(&mut self.buffer), Ok(Step::Need(expected.need)));
+        // MPA-088
+        let received = self.buffer.len();
+        let truncated = Error::Truncated { position, received };
+        assert_eq!(eof, if received == 0 { Ok(()) } else { Err(truncated) });
     }
 }

@@ -74,7 +74,7 @@ pub fn initiator(input: &[u8]) {
         }
         Err(error) => {
             refused(&error, &verdict);
-            // MPA-022: for ever.
+            // MPA-026: for ever.
             assert_eq!(whole.handle_input(&octets_behind()).as_ref(), Err(&error));
             assert_eq!(whole.poll_timeout(), None);
             assert_eq!(whole.handle_eof(), error);
@@ -354,7 +354,7 @@ fn decided(responder: &Responder, request: &Request, frame: &StartupFrame, offer
     }
     match answered(&reply) {
         Outcome::Accepted(here) | Outcome::Unusable { negotiated: here, .. } => {
-            agree(&here, &there)
+            agree(&here, &there);
         }
         Outcome::Rejected(rejection) => panic!("{rejection:?}"),
     }

@@ -8,7 +8,8 @@
 //!
 //! - no octet of memory changes that was not granted, and none at all once the stream has ended;
 //! - every operation comes back once, in order, and every receive that was taken; at most one of them ends in its
-//!   own way, and the end of the stream is reported once, as the last thing;
+//!   own way, and all have succeeded if the end is a clean one; it is reported once, as the last thing, with the first
+//!   cause;
 //! - what goes out is in order up to the last octet: numbers follow each other, no more Reads are out than ORD, a
 //!   Terminate is the last message, and a responder is silent until an FPDU has come;
 //! - no more than IRD requests of the peer wait, and of its octets no more than one FPDU;
@@ -80,16 +81,19 @@ fn check(side: &Side, setup: &Setup) {
     let [came, went] = [&counters.messages_in, &counters.messages_out];
     let has_rtr = u64::from(setup.config.rtr == Some(Rtr::Read));
     let is_responder = setup.config.role == Role::Responder;
-    // RDMAP-031
+    // RDMAP-031. The Read that is the RTR has a place of its own, until it is answered.
     let requests = came.of(Opcode::ReadRequest) + came.of(Opcode::AtomicRequest);
     let answers = went.of(Opcode::ReadResponse) + went.of(Opcode::AtomicResponse);
-    let places = u64::from(setup.config.ird) + if is_responder { has_rtr } else { 0 };
+    let rtr_place = if is_responder && answers == 0 { has_rtr } else { 0 };
+    let places = u64::from(setup.config.ird) + rtr_place;
     assert!(requests - answers <= places, "more requests wait than IRD");
     // RDMAP-062
     let requests = went.of(Opcode::ReadRequest) + went.of(Opcode::AtomicRequest);
     let answers = came.of(Opcode::ReadResponse) + came.of(Opcode::AtomicResponse);
     let places = u64::from(setup.config.ord).max(if is_responder { 0 } else { has_rtr });
     assert!(requests - answers <= places, "more requests are out than ORD");
+    // RDMAP-035
+    assert!(answers <= side.requests_on_the_wire(), "an answer to what was not asked yet");
     // MPA-029. One that is held back has come as well.
     if is_responder && counters.fpdus_in == 0 && counters.held_back == 0 {
         assert_eq!(counters.fpdus_out, 0, "a responder has spoken first");

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use iwarp_ddp::{Stag, TaggedHeader, UntaggedHeader};
+use iwarp_ddp::{Stag, UntaggedHeader};
 use iwarp_mpa::{FpduLimit, Framing, Role, Rtr, SizePlan};
 use iwarp_rdmap::{
     AtomicOperation, AtomicRequest, AtomicResponse, LostCause, Opcode, Operation, OperationKind,
@@ -16,7 +16,7 @@ use super::layout::{
 };
 use crate::bytes::Bytes;
 use crate::common::memory::{Buf, Region};
-use crate::common::peer::Seen;
+use crate::common::peer::{Seen, tagged};
 use crate::fpdu;
 
 /// The first octets of an input.
@@ -220,10 +220,10 @@ impl Script {
             22 => return Some(Step::Send),
             23 => return Some(Step::SendSome(input.u16().into())),
             24 => return Some(Step::Wait(Duration::from_millis(u64::from(input.u8()) * 50))),
-            25 => return self.local(input),
+            25 => return Self::local(input),
             26 => return self.open(input),
             27 => return Some(Step::Revoke(usize::from(input.u8()))),
-            28 => return Some(Step::Break(self.number(input))),
+            28 => return Some(Step::Break(Self::number(input))),
             29 => return Some(Step::Ord(u32::from(input.u8()).min(self.setup.config.ord))),
             30 => {
                 let markers = self.setup.config.framing.send_markers;
@@ -266,12 +266,8 @@ impl Script {
 
     /// A write that names the open memory, in order and in its frame.
     pub(super) fn another_write(&mut self) -> Option<Step> {
-        let header = self.tagged(Opcode::Write, OPEN, BASE, true);
+        let header = tagged(Opcode::Write, OPEN, BASE, true);
         self.frame([&header.to_bytes()[..], b"accepted by mistake"].concat())
-    }
-
-    fn tagged(&self, opcode: Opcode, stag: u32, offset: u64, last: bool) -> TaggedHeader {
-        TaggedHeader { last, rsvd_ulp: 0x40 | opcode.raw(), stag: Stag::from_raw(stag), offset }
     }
 
     /// The next segment on the queue of an opcode.
@@ -306,7 +302,7 @@ impl Script {
         match choice >> 6 {
             0 => (stag, BASE + u64::from(input.u8())),
             1 => (stag, BASE + u64::from(input.u16() % 4200)),
-            2 => (stag, BASE.wrapping_add_signed(i64::from(input.u16() as i16))),
+            2 => (stag, BASE.wrapping_add_signed(i64::from(input.u16().cast_signed()))),
             _ => (stag, input.u64()),
         }
     }
@@ -322,7 +318,7 @@ impl Script {
         let (stag, offset) = self.place(input);
         let flags = input.u8();
         let len = if flags & 2 == 0 { input.u8().into() } else { input.u16() % 4200 };
-        let header = self.tagged(Opcode::Write, stag, offset, flags & 1 == 0);
+        let header = tagged(Opcode::Write, stag, offset, flags & 1 == 0);
         [&header.to_bytes()[..], &fpdu::ramp(len.into())].concat()
     }
 
@@ -369,7 +365,7 @@ impl Script {
                 self.due.pop_front();
             }
         }
-        let header = self.tagged(Opcode::ReadResponse, stag, offset, last);
+        let header = tagged(Opcode::ReadResponse, stag, offset, last);
         [&header.to_bytes()[..], &fpdu::ramp(len as usize)].concat()
     }
 
@@ -443,7 +439,7 @@ impl Script {
     }
 
     /// What this side does with its connection.
-    fn local(&self, input: &mut Bytes<'_>) -> Option<Step> {
+    fn local(input: &mut Bytes<'_>) -> Option<Step> {
         Some(match input.u8() % 8 {
             0 | 1 => Step::Close,
             2 => Step::Disconnect,
@@ -472,7 +468,7 @@ impl Script {
     }
 
     /// Of an operation or a receive that there is.
-    fn number(&self, input: &mut Bytes<'_>) -> u64 {
+    fn number(input: &mut Bytes<'_>) -> u64 {
         let choice = input.u8();
         let index = usize::from(choice) % MOST;
         if choice & 128 != 0 { receive(index, 0).id } else { index as u64 }

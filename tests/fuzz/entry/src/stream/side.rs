@@ -1,9 +1,12 @@
 //! One of the streams, and what it has said so far.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use iwarp_mpa::Framing;
-use iwarp_rdmap::{Chunk, Counters, Event, Messages, Need, Opcode, Outcome, Shutdown, State};
+use iwarp_rdmap::{
+    Chunk, CloseCause, Counters, Event, Initiator, Messages, Need, Opcode, Outcome, Shutdown, State,
+};
 
 use super::layout;
 use super::script::{Setup, Step};
@@ -42,6 +45,12 @@ pub(super) struct Side {
     sent: Vec<u8>,
     observer: Observer,
     seen: Vec<Seen>,
+    /// Octets that TCP has accepted.
+    accepted: u64,
+    /// Where own requests end that TCP has not accepted in full.
+    requests: VecDeque<u64>,
+    /// Own requests that it has.
+    requested: u64,
     /// Numbers of the next messages on the queues.
     msn: [u32; 4],
     terminated: bool,
@@ -72,6 +81,9 @@ impl Side {
                 crc,
             }),
             seen: Vec::new(),
+            accepted: 0,
+            requests: VecDeque::new(),
+            requested: 0,
             msn: [msn, msn, 1, msn],
             terminated: false,
             frozen: None,
@@ -88,6 +100,11 @@ impl Side {
 
     pub(super) fn is_closed(&self) -> bool {
         matches!(self.events.last(), Some(Event::Closed { .. }))
+    }
+
+    /// Own Read Requests and Atomic Requests that the peer can have seen.
+    pub(super) const fn requests_on_the_wire(&self) -> u64 {
+        self.requested
     }
 
     /// What went out since the last call.
@@ -191,6 +208,11 @@ impl Side {
         let accepted = octets.min(self.pending);
         self.pending -= accepted;
         self.endpoint.accepted(accepted);
+        self.accepted += accepted as u64;
+        while self.requests.front().is_some_and(|&end| end <= self.accepted) {
+            self.requests.pop_front();
+            self.requested += 1;
+        }
         accepted > 0
     }
 
@@ -206,6 +228,9 @@ impl Side {
                 if fpdu.last {
                     *due = due.wrapping_add(1);
                 }
+            }
+            if matches!(fpdu.opcode, Opcode::ReadRequest | Opcode::AtomicRequest) {
+                self.requests.push_back(fpdu.end);
             }
             self.seen.push(fpdu);
         }
@@ -286,11 +311,31 @@ impl Side {
         assert!(self.is_closed());
         let closed = self.events.iter().filter(|event| matches!(event, Event::Closed { .. }));
         assert_eq!(closed.count(), 1);
-        let terminated =
-            self.events.iter().filter(|event| matches!(event, Event::Terminated { .. }));
-        assert!(terminated.count() <= 1);
+        self.check_cause();
         self.check_work();
         layout::check(&self.endpoint.memory, sinks, &self.events);
+    }
+
+    /// RDMAP-073: one Terminate at most, and what it tells is what ended the stream.
+    fn check_cause(&self) {
+        let Some(Event::Closed { clean, cause }) = self.events.last() else {
+            unreachable!("it was looked for")
+        };
+        assert_eq!(*clean, *cause == CloseCause::Orderly);
+        let mut terminated = self.events.iter().filter_map(|event| match event {
+            Event::Terminated { by, terminate, cause } => Some((by, terminate, cause)),
+            _ => None,
+        });
+        if let Some((by, terminate, error)) = terminated.next() {
+            let expected = match (by, error) {
+                (Initiator::Local, Some(error)) => CloseCause::Error(error.clone()),
+                (Initiator::Remote, None) => CloseCause::Terminated(*terminate),
+                (Initiator::User, Some(_)) => CloseCause::User,
+                (by, error) => panic!("{error:?} by {by:?}"),
+            };
+            assert_eq!(*cause, expected);
+        }
+        assert!(terminated.next().is_none());
     }
 
     /// RDMAP-055, ORD-13: all has come back, once and in order.
@@ -298,6 +343,7 @@ impl Side {
         let mut done = Vec::new();
         let mut received = Vec::new();
         let mut culprits = 0;
+        let mut all_succeed = true;
         for event in &self.events {
             let (Event::OperationDone { buffer, outcome, .. }
             | Event::ReceiveDone { buffer, outcome, .. }) = event
@@ -305,12 +351,15 @@ impl Side {
                 continue;
             };
             culprits += u32::from(!matches!(outcome, Outcome::Success | Outcome::Flushed));
+            all_succeed &= *outcome == Outcome::Success;
             match event {
                 Event::OperationDone { .. } => done.push(buffer.id),
                 _ => received.push(buffer.id),
             }
         }
         assert!(culprits <= 1, "more than one culprit");
+        let is_clean = matches!(self.events.last(), Some(Event::Closed { clean: true, .. }));
+        assert!(all_succeed || !is_clean, "a clean end that has flushed something");
         assert_eq!(done, self.submitted);
         received.extend(self.endpoint.memory.kept.iter().flatten().map(|kept| kept.buffer.id));
         received.sort_unstable();

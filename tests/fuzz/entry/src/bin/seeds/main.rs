@@ -5,7 +5,11 @@
 //! ```
 //!
 //! writes `OUT/TARGET/NAME`. What of these covers anything goes into the corpora with `tests/fuzz/run --minimize`.
-#![allow(clippy::unwrap_used, reason = "a tool for developers, on files of the project")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::unwrap_used,
+    reason = "a tool for developers, on files of the project"
+)]
 
 mod pcap;
 mod write;
@@ -40,6 +44,7 @@ fn main() {
     let mut seeds = Seeds { out, written: 0 };
     vectors(&mut seeds);
     startup(&mut seeds);
+    hand_made(&mut seeds);
     for path in arguments {
         capture(&mut seeds, &path);
     }
@@ -115,6 +120,15 @@ fn startup(seeds: &mut Seeds) {
         seeds.put("responder", &name, &write::startup(&octets(&vector, "hex")));
         seeds.put("initiator", &name, &write::startup(&octets(&vector, "reply_hex")));
     }
+}
+
+/// What neither vectors nor traffic have.
+fn hand_made(seeds: &mut Seeds) {
+    // FC-017: a segment of a response that is longer than what is owed, and not the last.
+    let mut surplus = vec![0x81, 0x42, 0x12, 0x34, 0x56, 0x78, 0, 0, 0, 0, 0, 0, 0x20, 0];
+    surplus.resize(14 + 101, 7);
+    seeds.put("rdmap", "fc-017-surplus", &write::ulpdu_list(&[&surplus]));
+    seeds.put("stream", "straight-and-truncated", &write::straight_and_truncated());
 }
 
 /// Both directions of each connection, as the side saw them that received them.

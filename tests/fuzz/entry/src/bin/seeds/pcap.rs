@@ -32,7 +32,7 @@ pub(crate) fn connections(file: &[u8]) -> Vec<Connection> {
         }
         let half = halves.entry((from, to)).or_default();
         let is_syn = flags & 0x02 != 0;
-        let first = *half.first.get_or_insert(seq.wrapping_add(u32::from(is_syn)));
+        let first = *half.first.get_or_insert_with(|| seq.wrapping_add(u32::from(is_syn)));
         if !payload.is_empty() {
             half.pieces.entry(seq.wrapping_sub(first)).or_insert_with(|| payload.to_vec());
         }

@@ -93,6 +93,7 @@ pub(crate) struct Seed {
 /// Steps of `stream`, by their numbers there.
 mod step {
     pub(super) const RAW: u8 = 1;
+    pub(super) const WRITE: u8 = 4;
     pub(super) const FIN: u8 = 14;
     pub(super) const SUBMIT: u8 = 15;
     pub(super) const POST: u8 = 21;
@@ -152,6 +153,18 @@ impl Seed {
         input.extend_from_slice(&[step::SEND, step::FIN]);
         input
     }
+}
+
+/// Two long Writes without CRC, of which most can go past the stream, and a third one that the peer's FIN cuts.
+pub(crate) fn straight_and_truncated() -> Vec<u8> {
+    let mut input = Seed::default().setup();
+    input[3..6].copy_from_slice(&[20, 100, 0]);
+    for _ in 0..2 {
+        // To the front of the open memory, 1000 octets.
+        input.extend_from_slice(&[step::WRITE, 0, 0, 2, 3, 232]);
+    }
+    input.extend_from_slice(&[step::RAW, 0, 4, 3, 232, 0x81, 0x40, step::FIN]);
+    input
 }
 
 /// A Read of this side, with its sink as it goes on the wire.

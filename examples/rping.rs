@@ -101,12 +101,14 @@ One ping:
 The client's program never touches the network for the data: that is what the key was for.
 
 With the rping of rdma-core:
-  The other end's server takes pings up to its own -S, which is 64 octets if nothing is said: give both ends the same.
-  It uses port 7174 too. Its client connects to no 127.0.0.1 over iWARP: name another address of the host. Its server
-  reads nothing from a client that asks with --mpa-revision 1, which cannot say that it serves Reads.
+  Both use port 7174. Its server takes pings up to its own -S, which is 64 octets if nothing is said: give both ends the
+  same. It cannot read from a client that asks with --mpa-revision 1, which has no way to say that it serves Reads.
+  Its client connects to no 127.0.0.1 over iWARP: name another address of the host.
+  A server over Linux siw may not hear a client that speaks at once: let the client wait a moment, by
+  IWARP_FIRST_FPDU_DELAY=0.1 in its environment.
 
-  rping -s -a 192.0.2.1 -v                                 there
-  cargo run --release --example rping -- -c -a 192.0.2.1 -C 10 -v -V      here
+  rping -s -a 192.0.2.1 -v                                              there
+  cargo run --release --example rping -- -c -a 192.0.2.1 -C 10 -v -V    here
 
 Exit code: 0 if all went as it must, 1 with one line on standard error if not, 2 for wrong usage.";
 

@@ -2,6 +2,9 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`hostile`] | a device under attack, and a neighbour of the attackers that must not be hurt |
+//! | [`live`] | a live endpoint for scripted peers |
+//! | [`memory`] | what a process holds when it rests |
 //! | [`peer`] | the scripted peer: start-up frames and FPDUs by hand, good and bad, over a plain TCP socket |
 //! | [`child`] | processes a test starts, its own binary once more among them |
 //! | [`netns`], [`link`] | two network namespaces and the cable between them |
@@ -12,8 +15,10 @@
 #![allow(clippy::missing_panics_doc, reason = "a harness fails its test by panicking")]
 
 pub mod child;
+pub mod hostile;
 pub mod link;
 pub mod live;
+pub mod memory;
 pub mod netns;
 pub mod peer;
 pub mod sources;

@@ -358,6 +358,12 @@ impl Peer {
         &self.stream
     }
 
+    /// The socket, and nothing that was kept beside it.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     // --- saying ------------------------------------------------------------------------------------------------
 
     /// Sends octets as they are.

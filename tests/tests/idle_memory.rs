@@ -8,6 +8,7 @@ use std::alloc::System;
 use std::time::{Duration, Instant};
 
 use cap::Cap;
+use iwarp_tests::memory;
 use iwarp_verbs::cm::{self, ConnParam, Connection, ListenConfig, Listener};
 use iwarp_verbs::{
     Access, CompletionQueue, Device, DeviceConfig, MemoryRegion, ProtectionDomain, QpConfig,
@@ -73,17 +74,7 @@ fn connect(ends: &[End; 2], listener: &Listener) -> [Connection; 2] {
 
 /// Octets in use once nothing is going on in the background any more.
 fn settled() -> usize {
-    let start = Instant::now();
-    let mut seen = (ALLOCATOR.allocated(), start);
-    while seen.1.elapsed() < Duration::from_millis(300) {
-        assert!(start.elapsed() < HANG, "memory goes up and down for ever");
-        std::thread::sleep(Duration::from_millis(10));
-        let now = ALLOCATOR.allocated();
-        if now != seen.0 {
-            seen = (now, Instant::now());
-        }
-    }
-    seen.0
+    memory::settled(|| ALLOCATOR.allocated())
 }
 
 #[test]

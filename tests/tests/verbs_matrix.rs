@@ -1,4 +1,5 @@
-//! `docs/verbs.md` agrees with the sources: each rule of the verbs contract names tests that exist, or a reason.
+//! `docs/verbs.md` agrees with the sources: each rule of the verbs contract names tests that exist, or a reason. The
+//! threat model of `docs/security.md` names tests that exist.
 
 use std::collections::BTreeMap;
 
@@ -40,6 +41,29 @@ fn offences_are_found() {
         ]
     );
     assert_eq!(offences("no table", &files), [format!("{MATRIX} has no rows")]);
+}
+
+#[test]
+fn the_threat_model_names_tests_that_exist() {
+    let files = sources::all();
+    let text = sources::read("docs/security.md");
+    let named: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .flat_map(quoted)
+        .filter(|name| name.contains(".rs"))
+        .collect();
+    let missing: Vec<_> = named
+        .iter()
+        .filter(|name| match name.split_once("::") {
+            Some((path, test)) => {
+                !files.iter().any(|file| file.path == path && has_test(file, test))
+            }
+            None => !files.iter().any(|file| file.path == **name),
+        })
+        .collect();
+    assert!(named.len() > 20, "{} tests are named", named.len());
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Everything that is wrong, in the order of the matrix, one line each.

@@ -244,6 +244,68 @@ fn a_malformed_reply_fails_the_connect_and_closes() {
     }
 }
 
+/// A peer that replies before it is ready is let be: no FPDU, ready-to-receive message included, comes before the time is
+/// over, and what the peer says meanwhile is taken.
+#[test]
+fn the_first_fpdu_waits_for_as_long_as_asked() {
+    let delay = Duration::from_millis(150);
+    for rtr in [RtrTypes::empty(), RtrTypes::WRITE, RtrTypes::READ] {
+        // As a parameter, or a default of the device.
+        let (config, param) = if rtr.is_empty() {
+            (DeviceConfig::default().first_fpdu_delay(delay), ConnParam::default())
+        } else {
+            let param = ConnParam::default().first_fpdu_delay(delay);
+            (DeviceConfig::default().first_fpdu_delay(GUARD), param)
+        };
+        let live = Live::new(config);
+        let enhanced = Enhanced { peer_to_peer: !rtr.is_empty(), rtr, ..peer::depths(16, 16) };
+        let reply = StartupFrame { enhanced: Some(enhanced), ..peer::reply() };
+        let listener = PeerListener::bind();
+        let end = live.end(1);
+        let connecting = cm::connect(listener.addr(), &end.qp, param.rtr(rtr)).unwrap();
+        let mut peer = listener.accept();
+        let request = peer.read_startup(FrameKind::Request);
+        let began = Instant::now();
+        peer.send_startup(&reply);
+        peer.begin(&request, &reply);
+        if rtr.is_empty() {
+            peer.send(&peer::send(1, b"early"));
+        }
+        let connection = connecting.wait(GUARD).unwrap();
+        end.qp.post_send(SendRequest::send_inline(1, b"hello")).unwrap();
+        let first = peer.hear_ulpdu();
+        // A lower bound: a slow machine makes it longer only.
+        assert!(began.elapsed() >= delay, "{rtr:?}: {:?}", began.elapsed());
+        if rtr.is_empty() {
+            assert_eq!(first[18..], *b"hello");
+            assert_eq!(end.received(&end.next_receive()), b"early");
+        } else {
+            let opcode = if rtr == RtrTypes::WRITE {
+                peer::opcode::WRITE
+            } else {
+                peer::opcode::READ_REQUEST
+            };
+            assert_eq!(first[1] & 0xf, opcode);
+        }
+        drop(connection);
+    }
+}
+
+/// Giving a set-up up in that time closes the connection at once, with nothing said.
+#[test]
+fn a_set_up_is_given_up_while_it_waits_for_its_first_fpdu() {
+    let live = Live::new(DeviceConfig::default());
+    let listener = PeerListener::bind();
+    let end = live.end(1);
+    let param = ConnParam::default().rtr(RtrTypes::empty()).first_fpdu_delay(Duration::MAX);
+    let connecting = cm::connect(listener.addr(), &end.qp, param).unwrap();
+    let (mut peer, _) = listener.establish(&peer::reply());
+    assert!(peer.is_silent_for(QUIET));
+    drop(connecting);
+    assert!(matches!(peer.hear_out()[..], [Heard::Fin | Heard::Reset]));
+    assert_eq!(end.next_receive().wr_id, 0, "what was posted before comes back");
+}
+
 /// FC-001, MPA-037: an FPDU that comes glued to the Reply, and the pair cut at every octet.
 #[test]
 fn fc_001_first_fpdu_glued_to_the_reply() {

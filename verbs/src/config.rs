@@ -73,6 +73,7 @@ pub struct DeviceConfig {
     pub(crate) close_grace: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) accept_timeout: Duration,
+    pub(crate) first_fpdu_delay: Duration,
     pub(crate) max_pending_handshakes: usize,
     pub(crate) keepalive: Option<Keepalive>,
     pub(crate) user_timeout: Duration,
@@ -101,6 +102,7 @@ impl Default for DeviceConfig {
             close_grace: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(10),
             accept_timeout: Duration::from_secs(5),
+            first_fpdu_delay: Duration::ZERO,
             max_pending_handshakes: 1024,
             keepalive: Some(Keepalive {
                 idle: Duration::from_secs(10),
@@ -233,6 +235,14 @@ impl DeviceConfig {
     #[must_use]
     pub const fn accept_timeout(mut self, limit: Duration) -> Self {
         self.accept_timeout = limit;
+        self
+    }
+
+    /// How long a connecting side waits after the Reply before its first FPDU, unless its parameters say
+    /// otherwise: [`ConnParam::first_fpdu_delay`](crate::cm::ConnParam::first_fpdu_delay). Default zero.
+    #[must_use]
+    pub const fn first_fpdu_delay(mut self, delay: Duration) -> Self {
+        self.first_fpdu_delay = delay;
         self
     }
 

@@ -31,9 +31,17 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Plan {
     offer: Offer,
     fallback: bool,
-    fpdu_limit: FpduLimit,
     timeout: Duration,
     retry_refused: Duration,
+    transition: Transition,
+}
+
+/// How the stream becomes one of FPDUs.
+#[derive(Clone, Copy, Debug)]
+struct Transition {
+    fpdu_limit: FpduLimit,
+    /// How long the peer is let be after its Reply.
+    delay: Duration,
 }
 
 /// A whole Reply, and the connection it came through.
@@ -51,11 +59,14 @@ impl Plan {
     pub(crate) fn new(config: &DeviceConfig, param: ConnParam) -> Result<Self, ConnectError> {
         let timeout = param.timeout.unwrap_or(config.connect_timeout);
         let fallback = param.fallback.unwrap_or(true);
-        let fpdu_limit = param.fpdu_limit.unwrap_or(config.fpdu_limit);
+        let transition = Transition {
+            fpdu_limit: param.fpdu_limit.unwrap_or(config.fpdu_limit),
+            delay: param.first_fpdu_delay.unwrap_or(config.first_fpdu_delay),
+        };
         let retry_refused = param.retry_refused;
         let offer = param.offer(config, timeout)?;
         Initiator::new(offer.clone(), Instant::now()).map_err(ConnectError::param)?;
-        Ok(Self { offer, fallback, fpdu_limit, timeout, retry_refused })
+        Ok(Self { offer, fallback, timeout, retry_refused, transition })
     }
 
     fn revision_1(&self) -> Offer {
@@ -78,7 +89,7 @@ pub(crate) async fn run(
         Ok(Err(error)) => return endpoint.fail(error),
         Err(_) => return endpoint.fail(endpoint.timed_out()),
     };
-    conclude(&endpoint, &qp, reached, plan.fpdu_limit).await;
+    conclude(&endpoint, &qp, reached, plan.transition).await;
 }
 
 /// Connects the queue pair over a connection that the program made; see [`run`].
@@ -98,7 +109,7 @@ pub(crate) async fn run_attached(
             .map_err(|cause| ConnectError::startup(peer, Phase::Reply, cause))
     };
     match timeout_at(deadline, exchanged).await {
-        Ok(Ok(reached)) => conclude(&endpoint, &qp, reached, plan.fpdu_limit).await,
+        Ok(Ok(reached)) => conclude(&endpoint, &qp, reached, plan.transition).await,
         Ok(Err(error)) => endpoint.fail(error),
         Err(_) => endpoint.fail(endpoint.timed_out()),
     }
@@ -109,9 +120,13 @@ async fn conclude(
     endpoint: &Arc<Endpoint>,
     qp: &Arc<QpInner>,
     reached: Reached,
-    fpdu_limit: FpduLimit,
+    transition: Transition,
 ) {
     let Reached { conversation, peer, local, outcome, leftover } = reached;
+    let Transition { fpdu_limit, delay } = transition;
+    if !delay.is_zero() && !matches!(outcome, Outcome::Rejected(_)) {
+        tokio::time::sleep(delay).await;
+    }
     match outcome {
         Outcome::Accepted(negotiated) => {
             let agreement = Agreement::new(peer, local, &negotiated);

@@ -34,6 +34,7 @@ pub struct ConnParam {
     pub(crate) fpdu_limit: Option<FpduLimit>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry_refused: Duration,
+    pub(crate) first_fpdu_delay: Option<Duration>,
 }
 
 impl ConnParam {
@@ -136,6 +137,21 @@ impl ConnParam {
     #[must_use]
     pub const fn retry_refused(mut self, time: Duration) -> Self {
         self.retry_refused = time;
+        self
+    }
+
+    /// How long the connecting side lets its peer be after the Reply: no FPDU goes out before, and the
+    /// connection is established only then. Comes on top of [`timeout`](Self::timeout). Means nothing to
+    /// the accepting side, whose first FPDU always waits for one of the peer (MPA-029).
+    ///
+    /// For peers that reply before they are ready: Linux siw looks for data only some moments after its
+    /// Reply, and leaves an FPDU that came before unread until more comes or the connection is closed. A
+    /// tenth of a second is enough for it; a peer that follows RFC 5044 needs none. Towards siw combine it
+    /// with the client-server model ([`rtr`](Self::rtr) without kinds): that kernel does not survive a peer
+    /// that is gone before a ready-to-receive message that it waits for.
+    #[must_use]
+    pub const fn first_fpdu_delay(mut self, delay: Duration) -> Self {
+        self.first_fpdu_delay = Some(delay);
         self
     }
 }

@@ -20,7 +20,7 @@ impl DeviceConfig {
     /// | `IWARP_PEER_TO_PEER` | `all`, `none`, or some of `send`, `write`, `read` with commas between |
     /// | `IWARP_IRD`, `IWARP_ORD` | Reads, up to 128 |
     /// | `IWARP_STRICT_RECEIVE`, `IWARP_EXTENSIONS` | as `IWARP_CRC` |
-    /// | `IWARP_HOLD_BACK`, `IWARP_PARTIAL_FPDU`, `IWARP_CLOSE_GRACE`, `IWARP_CONNECT_TIMEOUT`, `IWARP_ACCEPT_TIMEOUT`, `IWARP_USER_TIMEOUT` | seconds, such as `2` or `0.25` |
+    /// | `IWARP_HOLD_BACK`, `IWARP_PARTIAL_FPDU`, `IWARP_CLOSE_GRACE`, `IWARP_CONNECT_TIMEOUT`, `IWARP_ACCEPT_TIMEOUT`, `IWARP_FIRST_FPDU_DELAY`, `IWARP_USER_TIMEOUT` | seconds, such as `2` or `0.25` |
     /// | `IWARP_KEEPALIVE` | `off`, or idle seconds, interval seconds and count: `10,5,3` |
     /// | `IWARP_MAX_PENDING_HANDSHAKES` | peers |
     /// | `IWARP_PCAP` | path of a file that records all connections, `%p` in it being the process: [`pcap`](Self::pcap) |
@@ -145,6 +145,11 @@ const SETTINGS: &[Setting] = &[
         name: "IWARP_ACCEPT_TIMEOUT",
         expected: SECONDS,
         apply: |config, text| set(&mut config.accept_timeout, seconds(text)),
+    },
+    Setting {
+        name: "IWARP_FIRST_FPDU_DELAY",
+        expected: SECONDS,
+        apply: |config, text| set(&mut config.first_fpdu_delay, seconds(text)),
     },
     Setting {
         name: "IWARP_USER_TIMEOUT",
@@ -296,6 +301,7 @@ mod tests {
             ("IWARP_CLOSE_GRACE", "8", base().close_grace(secs(8))),
             ("IWARP_CONNECT_TIMEOUT", "9", base().connect_timeout(secs(9))),
             ("IWARP_ACCEPT_TIMEOUT", " 4 ", base().accept_timeout(secs(4))),
+            ("IWARP_FIRST_FPDU_DELAY", "0.1", base().first_fpdu_delay(Duration::from_millis(100))),
             ("IWARP_USER_TIMEOUT", "0", base().user_timeout(secs(0))),
             ("IWARP_KEEPALIVE", "off", base().no_keepalive()),
             ("IWARP_KEEPALIVE", "20, 2, 9", base().keepalive(secs(20), secs(2), 9)),
@@ -331,6 +337,7 @@ mod tests {
             ("IWARP_CLOSE_GRACE", "1e300"),
             ("IWARP_CONNECT_TIMEOUT", "5s"),
             ("IWARP_ACCEPT_TIMEOUT", "inf"),
+            ("IWARP_FIRST_FPDU_DELAY", "soon"),
             ("IWARP_USER_TIMEOUT", "long"),
             ("IWARP_KEEPALIVE", "10,5"),
             ("IWARP_KEEPALIVE", "10,5,3,1"),

@@ -131,6 +131,31 @@ proptest! {
         }
     }
 
+    /// Linux siw as initiator does not survive a Reply with S set and less than the four octets of IRD and ORD, nor
+    /// one with more than 256 octets of private data, IRD and ORD included. Nothing but the program's own private data
+    /// makes a Reply that long.
+    #[test]
+    fn replies_are_no_longer_than_the_program_makes_them(
+        asking in offer(),
+        answering in offer(),
+        private_data in vec(any::<u8>(), 0..=252),
+        rejected: bool,
+    ) {
+        let (_, responder, request) = ask(&asking, &[600]);
+        let reply = if rejected {
+            responder.reject(&request, &private_data).unwrap()
+        } else {
+            let answering = Offer { private_data: private_data.clone().into(), ..answering };
+            responder.accept(&request, &answering).unwrap().0
+        };
+        const S: u8 = 0x10;
+        let block = if reply[16] & S == 0 { 0 } else { 4 };
+        let length = usize::from(u16::from_be_bytes([reply[18], reply[19]]));
+        prop_assert_eq!(length, block + private_data.len());
+        prop_assert_eq!(reply.len(), 20 + length);
+        prop_assert!(length <= 256);
+    }
+
     // MPA-023, MPA-027, CONN-11, CONN-15
     #[test]
     fn a_rejection_arrives_with_all_it_says(

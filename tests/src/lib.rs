@@ -9,6 +9,7 @@
 //! | [`child`] | processes a test starts, its own binary once more among them |
 //! | [`netns`], [`link`] | two network namespaces and the cable between them |
 //! | [`tshark`] | captures as tshark understands them |
+//! | [`interop`] | this stack against the Linux kernel's siw in a virtual machine |
 //! | [`sources`] | the sources as text, for tests that compare documents with them |
 //!
 //! The harness fails a test by panicking: where something of the harness itself goes wrong, the test says so.
@@ -16,6 +17,7 @@
 
 pub mod child;
 pub mod hostile;
+pub mod interop;
 pub mod link;
 pub mod live;
 pub mod memory;

@@ -1,5 +1,5 @@
-//! What the tests of this crate share: memory, a peer that writes its own octets, and streams that are
-//! driven by hand or joined in pairs.
+//! What the tests of this crate share: memory, a peer that writes its own octets, streams that are driven by hand or
+//! joined in pairs, and what TCP carried in a recording.
 #![allow(
     dead_code,
     clippy::arithmetic_side_effects,
@@ -16,6 +16,7 @@
 pub mod endpoint;
 pub mod memory;
 pub mod pair;
+pub mod pcap;
 pub mod peer;
 pub mod vectors;
 

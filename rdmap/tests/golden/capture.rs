@@ -1,11 +1,14 @@
 //! Recordings of real siw traffic (`tests/captures`), and what a second decoder says is in them.
 //!
-//! Nothing here uses the library. A capture is read packet by packet, TCP's octets are put in order, and FPDUs are
-//! cut out by their length fields. `messages.tsv`, written by `decode.py`, has the meaning.
+//! Nothing here uses the library. Of TCP's octets FPDUs are cut out by their length fields. `messages.tsv`, written by
+//! `decode.py`, has the meaning.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::PathBuf;
+
+pub use super::common::pcap::Side;
+use super::common::pcap::{self, Arrival};
 
 /// One recording, as `index.tsv` has it.
 #[derive(Debug)]
@@ -16,24 +19,6 @@ pub struct Capture {
     /// The side that is no siw but octets made by hand, if one is.
     pub hand_made: Option<Side>,
     pub connections: Vec<Connection>,
-}
-
-/// One of the two ends of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
-    Initiator,
-    Responder,
-}
-
-impl Side {
-    pub const BOTH: [Self; 2] = [Self::Initiator, Self::Responder];
-
-    pub fn other(self) -> Self {
-        match self {
-            Self::Initiator => Self::Responder,
-            Self::Responder => Self::Initiator,
-        }
-    }
 }
 
 /// One TCP connection.
@@ -51,16 +36,6 @@ impl Connection {
     pub fn half(&self, side: Side) -> &Half {
         &self.halves[side as usize]
     }
-}
-
-/// A packet.
-#[derive(Clone, Copy, Debug)]
-pub struct Arrival {
-    pub from: Side,
-    /// Octets of that side that are there in order, with this packet.
-    pub octets: usize,
-    pub fin: bool,
-    pub reset: bool,
 }
 
 /// One direction of a connection.
@@ -180,18 +155,19 @@ pub fn captures() -> Vec<Capture> {
     let captures = table("index.tsv").into_iter().map(|line| {
         let [name, mss, hand_made, _shows] = <[String; 4]>::try_from(line).unwrap();
         let octets = std::fs::read(directory().join(format!("{name}.pcap"))).unwrap();
-        let mut connections = connections(&packets(&octets));
-        for (at, connection) in connections.iter_mut().enumerate() {
+        let recorded = pcap::connections(&octets).into_iter().enumerate();
+        let connections = recorded.map(|(at, pcap::Connection { octets, arrivals })| {
             let key = (name.clone(), (at + 1).to_string());
             let case = cases.get(&key).map(|case| format!(" ({case})")).unwrap_or_default();
-            connection.name = format!("{name} {}{case}", at + 1);
             let rows = rows.remove(&key).unwrap();
-            for side in Side::BOTH {
-                let letter = if side == Side::Initiator { "I" } else { "R" };
+            let mut halves = octets.map(|octets| Half { octets, ..Half::default() });
+            for (half, letter) in halves.iter_mut().zip(["I", "R"]) {
                 let of_side = rows.iter().filter(|(of, _)| of == letter);
-                connection.halves[side as usize].explain(of_side.map(|(_, row)| row.clone()));
+                half.explain(of_side.map(|(_, row)| row.clone()));
             }
-        }
+            Connection { name: format!("{name} {}{case}", at + 1), halves, arrivals }
+        });
+        let connections = connections.collect();
         let hand_made = match &hand_made[..] {
             "I" => Some(Side::Initiator),
             "R" => Some(Side::Responder),
@@ -202,111 +178,6 @@ pub fn captures() -> Vec<Capture> {
     let captures: Vec<_> = captures.collect();
     assert!(rows.is_empty(), "described, and not in a capture: {:?}", rows.keys());
     captures
-}
-
-/// One TCP segment.
-struct Packet<'a> {
-    source: (&'a [u8], u16),
-    sink: (&'a [u8], u16),
-    sequence: u32,
-    flags: u8,
-    payload: &'a [u8],
-}
-
-const FIN: u8 = 0x01;
-const SYN: u8 = 0x02;
-const RST: u8 = 0x04;
-const ACK: u8 = 0x10;
-
-/// The TCP segments in a classic pcap file of Ethernet frames with IPv4, written on a little-endian machine.
-fn packets(file: &[u8]) -> Vec<Packet<'_>> {
-    assert_eq!(file[..4], [0xd4, 0xc3, 0xb2, 0xa1], "a classic pcap file in microseconds");
-    assert_eq!(file[20..24], [1, 0, 0, 0], "of Ethernet");
-    let mut rest = &file[24..];
-    let mut packets = Vec::new();
-    while let Some((header, behind)) = rest.split_first_chunk::<16>() {
-        let [captured, original] =
-            [8, 12].map(|at| u32::from_le_bytes(*header[at..].first_chunk().unwrap()));
-        assert_eq!(captured, original, "a whole packet");
-        let (frame, behind) = behind.split_at(captured as usize);
-        rest = behind;
-        if frame[12..14] != [0x08, 0x00] || frame[23] != 6 {
-            continue;
-        }
-        let ip = &frame[14..14 + usize::from(u16::from_be_bytes([frame[16], frame[17]]))];
-        let tcp = &ip[usize::from(ip[0] & 15) * 4..];
-        packets.push(Packet {
-            source: (&ip[12..16], u16::from_be_bytes([tcp[0], tcp[1]])),
-            sink: (&ip[16..20], u16::from_be_bytes([tcp[2], tcp[3]])),
-            sequence: u32::from_be_bytes(*tcp[4..].first_chunk().unwrap()),
-            flags: tcp[13],
-            payload: &tcp[usize::from(tcp[12] >> 4) * 4..],
-        });
-    }
-    assert!(rest.is_empty(), "octets behind the last packet");
-    packets
-}
-
-/// What is put together of one direction.
-#[derive(Default)]
-struct Assembly {
-    first: u32,
-    octets: Vec<u8>,
-    /// Octets that are ahead of others, by their place.
-    early: BTreeMap<usize, Vec<u8>>,
-}
-
-impl Assembly {
-    fn add(&mut self, packet: &Packet<'_>) {
-        let at = packet.sequence.wrapping_sub(self.first) as usize;
-        if packet.payload.is_empty() || at > 1 << 31 {
-            return;
-        }
-        let slot = self.early.entry(at).or_default();
-        if slot.len() < packet.payload.len() {
-            *slot = packet.payload.to_vec();
-        }
-        while let Some(entry) = self.early.first_entry()
-            && *entry.key() <= self.octets.len()
-        {
-            let (at, piece) = entry.remove_entry();
-            let known = (self.octets.len() - at).min(piece.len());
-            self.octets.extend_from_slice(&piece[known..]);
-        }
-    }
-}
-
-fn connections(packets: &[Packet<'_>]) -> Vec<Connection> {
-    let mut places = HashMap::new();
-    let mut found: Vec<([Assembly; 2], Vec<Arrival>)> = Vec::new();
-    for packet in packets {
-        let ends = (packet.source, packet.sink);
-        if packet.flags & (SYN | ACK) == SYN && !places.contains_key(&ends) {
-            places.insert(ends, (found.len(), Side::Initiator));
-            places.insert((packet.sink, packet.source), (found.len(), Side::Responder));
-            found.push(Default::default());
-        }
-        let (at, from) = places[&ends];
-        let (assemblies, arrivals) = &mut found[at];
-        let assembly = &mut assemblies[from as usize];
-        if packet.flags & SYN != 0 {
-            assembly.first = packet.sequence.wrapping_add(1);
-            continue;
-        }
-        let before = assembly.octets.len();
-        assembly.add(packet);
-        let octets = assembly.octets.len();
-        let [fin, reset] = [FIN, RST].map(|flag| packet.flags & flag != 0);
-        if octets > before || fin || reset {
-            arrivals.push(Arrival { from, octets, fin, reset });
-        }
-    }
-    let connection = |(assemblies, arrivals): ([Assembly; 2], _)| Connection {
-        name: String::new(),
-        halves: assemblies.map(|assembly| Half { octets: assembly.octets, ..Half::default() }),
-        arrivals,
-    };
-    found.into_iter().map(connection).collect()
 }
 
 impl Half {

@@ -67,6 +67,8 @@ pub struct Replay<'a> {
     heard: usize,
     /// The messages of the other side that were put into the model.
     modelled: usize,
+    /// How many of the other side's messages are taken. The model has nothing of those behind.
+    pub taken: usize,
     /// The other side's Reads that were prepared.
     prepared: usize,
     /// Whether the stream sends its first message by itself: the RTR.
@@ -133,6 +135,7 @@ impl<'a> Replay<'a> {
             events: Vec::new(),
             heard: connection.half(side.other()).startup_len(),
             modelled: 0,
+            taken: theirs.len(),
             prepared: 0,
             sends_rtr,
             lack,
@@ -250,7 +253,9 @@ impl<'a> Replay<'a> {
         while let Some(message) = theirs.get(self.modelled)
             && message.end() <= up_to
         {
-            self.model_message(message);
+            if self.modelled < self.taken {
+                self.model_message(message);
+            }
             self.modelled += 1;
         }
     }

@@ -173,6 +173,7 @@ fn check_depths(connection: &Connection, side: Side, settled: &Settled, what: &s
 #[test]
 fn frames_with_a_wrong_length_are_refused() {
     // CONN-03, MPA-022, MPA-026: a Request, and a Reply, that is enhanced and has no room for that.
+    let mut refused = 0;
     for (capture, connection) in between_siws() {
         if is_broken(&capture.name) {
             let [request, reply] = Side::BOTH.map(|side| connection.half(side).startup.is_some());
@@ -185,8 +186,10 @@ fn frames_with_a_wrong_length_are_refused() {
             };
             let error = result.unwrap_err();
             assert!(error.to_string().contains("enhanced"), "{}: {error}", connection.name);
+            refused += 1;
         }
     }
+    assert_eq!(refused, 3);
 }
 
 /// All connections whose both ends are siw.

@@ -365,8 +365,26 @@ fn fc_010_depths_of_zero_are_depths() {
     peer.send(&first);
     assert_eq!(world.completions(1)[0].status, WcStatus::Success);
     let remote = region.remote();
-    qp.post_send(SendRequest::read(2, region.slice(0..8).unwrap(), remote)).unwrap();
+    // What is no Read goes on as ever.
+    qp.post_send(SendRequest::write_inline(2, b"written", remote)).unwrap();
+    qp.post_send(SendRequest::send_inline(3, b"sent")).unwrap();
+    assert_eq!(&peer.read_ulpdu().unwrap()[14..], b"written");
+    assert_eq!(&peer.read_ulpdu().unwrap()[18..], b"sent");
+    assert!(world.completions(2).iter().all(|done| done.status == WcStatus::Success));
+    qp.post_send(SendRequest::read(4, region.slice(0..8).unwrap(), remote)).unwrap();
     assert_eq!(world.completions(1)[0].status, WcStatus::LocQpOpErr);
+
+    // Nor may the peer read (RDMAP-031): there is no place for its request.
+    let (request, mut peer) = requested(&listener, &request_v2(0, 0, b""));
+    let qp = world.qp();
+    let accepting = request.accept(&qp, ConnParam::default().ird(0).ord(0)).unwrap();
+    peer.read_reply();
+    let _connection = accepting.wait(GUARD).unwrap();
+    let read = peer.fpdu(&read_ulpdu());
+    peer.send(&read);
+    // DDP, untagged buffer, no buffer.
+    assert_eq!(terminate_code(&peer.read_ulpdu().unwrap()), 0x1202);
+    peer.expect_fin();
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //! number or keeps anything: the same octets do the same every time.
 //!
 //! `tests/replay.rs` runs them over the corpora with plain `cargo test`; libFuzzer runs them through
-//! `tests/fuzz/run`. `src/bin/seeds.rs` makes the first inputs out of test vectors and captures.
+//! `tests/fuzz/run`. `src/bin/seeds` makes the first inputs out of test vectors and captures.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::missing_panics_doc,

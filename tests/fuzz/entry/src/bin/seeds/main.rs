@@ -11,6 +11,14 @@
     reason = "a tool for developers, on files of the project"
 )]
 
+#[path = "../../../../../../rdmap/tests/common/pcap.rs"]
+#[allow(
+    dead_code,
+    clippy::indexing_slicing,
+    clippy::must_use_candidate,
+    unreachable_pub,
+    reason = "support code of the tests of `iwarp-rdmap`, of which this takes the octets only"
+)]
 mod pcap;
 mod write;
 
@@ -135,7 +143,7 @@ fn hand_made(seeds: &mut Seeds) {
 fn capture(seeds: &mut Seeds, path: &Path) {
     let file = path.file_stem().unwrap().to_string_lossy().into_owned();
     for (index, connection) in pcap::connections(&fs::read(path).unwrap()).iter().enumerate() {
-        let [request, reply] = [0, 1].map(|side| Direction::new(&connection[side]));
+        let [request, reply] = connection.octets.each_ref().map(|octets| Direction::new(octets));
         let (Some(request), Some(reply)) = (request, reply) else { continue };
         let name = format!("{file}-{index}");
         seeds.put("responder", &name, &write::startup(request.startup));

@@ -8,6 +8,8 @@
 
 use std::{
     alloc::System,
+    io::ErrorKind,
+    mem::MaybeUninit,
     net::{SocketAddr, TcpStream},
     thread,
 };
@@ -71,7 +73,8 @@ fn silent_peers_beyond_the_limit_make_room() {
     // All but those that have a place are closed.
     let closed = |socket: &Socket| {
         socket.set_nonblocking(true).unwrap();
-        !matches!((&*socket).peek(&mut [std::mem::MaybeUninit::uninit()]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+        let looked = socket.peek(&mut [MaybeUninit::uninit()]);
+        !looked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     };
     let open = silent.iter().filter(|socket| !closed(socket)).count();
     let grown = site.memory().saturating_sub(before);

@@ -45,6 +45,7 @@ use tokio::task::LocalSet;
 ///
 /// Speaks with the `rping` of rdma-core, which has the same options.
 #[derive(Debug, Parser)]
+#[allow(clippy::struct_excessive_bools, reason = "options that are given or not")]
 #[command(
     name = "rping",
     args_override_self = true,

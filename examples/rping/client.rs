@@ -65,12 +65,12 @@ impl Client {
         self.go_ahead().await?;
         talk.step("the server has written the sink");
 
-        let mut pong = vec![0; ping.len()];
-        self.sink.read_at(0, &mut pong)?;
+        let mut back = vec![0; ping.len()];
+        self.sink.read_at(0, &mut back)?;
         if self.plan.validate {
-            compare(&pong, &ping).context("data mismatch")?;
+            compare(&back, &ping).context("data mismatch")?;
         }
-        talk.ping(format_args!("ping data: {}", text(&pong)))?;
+        talk.ping(format_args!("ping data: {}", text(&back)))?;
         Ok(())
     }
 

@@ -44,6 +44,11 @@ pub(crate) fn param(wire: &WireArgs) -> ConnParam {
     wire.param().ird(READS).ord(READS)
 }
 
+/// A line on standard output. An error if nobody takes it.
+pub(crate) fn say(line: impl fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
 /// What is told, and where.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Talk {
@@ -52,14 +57,9 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    /// A ping, on standard output. An error if nobody takes it.
+    /// A ping, by [`say`].
     pub(crate) fn ping(self, line: impl fmt::Display) -> io::Result<()> {
-        if self.verbose { self.say(line) } else { Ok(()) }
-    }
-
-    /// A line on standard output in any case.
-    pub(crate) fn say(self, line: impl fmt::Display) -> io::Result<()> {
-        writeln!(io::stdout(), "{line}")
+        if self.verbose { say(line) } else { Ok(()) }
     }
 
     /// A step, on standard error.

@@ -10,7 +10,7 @@ use iwarp_verbs::{
 
 use crate::{
     Plan,
-    end::{End, param},
+    end::{End, param, say},
     protocol::{self, GO_AHEAD, compare, read_advert, text},
 };
 
@@ -21,7 +21,7 @@ pub(crate) async fn serve(plan: Plan) -> Result<()> {
     let listener =
         Listener::bind(&device, here, ListenConfig::default()).context("cannot listen")?;
     if plan.port == 0 {
-        plan.talk.say(format_args!("listening on {}", listener.local_addr()))?;
+        say(format_args!("listening on {}", listener.local_addr()))?;
     }
     plan.talk.step(format_args!("waiting for a client at {}", listener.local_addr()));
     let plan = Rc::new(plan);

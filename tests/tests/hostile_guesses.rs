@@ -69,7 +69,7 @@ impl Use {
         }
     }
 
-    /// What a key that names nothing is answered with: an invalid STag, found by DDP or by RDMAP.
+    /// What a key that names nothing is answered with: an invalid `STag`, found by DDP or by RDMAP.
     const fn refusal(self) -> u16 {
         match self {
             Self::Write => 0x1100,

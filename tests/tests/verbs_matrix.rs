@@ -56,8 +56,8 @@ fn the_threat_model_names_tests_that_exist() {
     let missing: Vec<_> = named
         .iter()
         .filter(|name| match name.split_once("::") {
-            Some((path, test)) => {
-                !files.iter().any(|file| file.path == path && has_test(file, test))
+            Some((path, function)) => {
+                !files.iter().any(|file| file.path == path && has_test(file, function))
             }
             None => !files.iter().any(|file| file.path == **name),
         })

@@ -32,6 +32,7 @@ import threading
 PACKAGES = ["iwarp-mpa", "iwarp-ddp", "iwarp-rdmap"]
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 WORK = REPOSITORY / "target" / "mutants"
+SOURCES = WORK / "sources"
 TREE = WORK / "tree"
 
 # The number of the mutant that is in force, and for the choice of tests which functions are reached.
@@ -64,6 +65,7 @@ def main():
     if shutil.which("cargo-mutants") is None:
         print("SKIPPED: no cargo-mutants here (cargo install cargo-mutants --locked)")
         return 77
+    snapshot()
     mutants = [mutant for package in arguments.package for mutant in listed(package)]
     for number, mutant in enumerate(mutants, 1):
         mutant["number"] = number
@@ -91,9 +93,18 @@ def main():
     return 1 if missed else 0
 
 
+def snapshot():
+    """Copies the sources: work on them may go on meanwhile."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    files = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, text=True)
+    for name in files.splitlines():
+        (SOURCES / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(REPOSITORY / name, SOURCES / name)
+
+
 def listed(package):
     command = ["cargo", "mutants", "--list", "--json", "--diff", "--package", package]
-    return json.loads(subprocess.check_output(command, cwd=REPOSITORY))
+    return json.loads(subprocess.check_output(command, cwd=SOURCES))
 
 
 class Tree:
@@ -113,7 +124,8 @@ class Tree:
         """Builds the tests, without what does not compile. Gives (package, executable) of each."""
         while True:
             self.write()
-            for what in (["check", "--keep-going"], ["build"], ["test", "--no-run", "--lib", "--tests"]):
+            # The cheap ones first: each of them may find something to leave out.
+            for what in (["check", "--lib", "--tests"], ["build"], ["test", "--no-run", "--lib", "--tests"]):
                 messages, done = self.cargo(what)
                 if not done:
                     break
@@ -153,10 +165,7 @@ class Tree:
     def write(self):
         new = WORK / "new"
         shutil.rmtree(new, ignore_errors=True)
-        files = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, text=True)
-        for name in files.splitlines():
-            (new / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPOSITORY / name, new / name)
+        shutil.copytree(SOURCES, new)
         self.places, self.functions, self.left = [], {}, []
         by_file = collections.defaultdict(list)
         for mutant in self.mutants:

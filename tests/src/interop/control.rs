@@ -9,7 +9,7 @@ use std::{
 use super::{Failure, Result, failed};
 
 /// How long an answer may take: longer than the guest itself waits for anything.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// What siwpeer says to a command that went well.
 #[derive(Debug)]

@@ -34,6 +34,10 @@ const DEFAULTS: [(&str, &str); 5] = [
     ("rtr_type", "192"),
 ];
 
+/// The network device may neither put segments together nor take them apart.
+const NO_SEGMENTATION: &str = ",gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,\
+    guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off";
+
 /// How the guest is run.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -205,25 +209,16 @@ fn doors(has_tap: bool) -> Result<Vec<SocketAddr>> {
 fn machine(config: &Config, control: u16, doors: &[SocketAddr]) -> Vec<String> {
     let file = |name: &str| path(&config.folder.join(name));
     let mut device = "virtio-net-pci,netdev=net,romfile=".to_owned();
-    let network = match &config.tap {
-        Some(tap) => {
-            // No device may put segments together or take them apart; checksums are none of its business.
-            for offload in ["gso", "host_tso4", "host_tso6", "host_ecn", "host_ufo"] {
-                device += &format!(",{offload}=off");
-            }
-            for offload in ["guest_tso4", "guest_tso6", "guest_ecn", "guest_ufo"] {
-                device += &format!(",{offload}=off");
-            }
-            // The header that tells of checksums would be in the capture as well.
-            let header = if config.pcap.is_some() { "off" } else { "on" };
-            format!("tap,id=net,ifname={tap},script=no,downscript=no,vnet_hdr={header}")
-        }
-        None => {
-            let forwarded = PORTS
-                .zip(doors)
-                .map(|(port, door)| format!(",hostfwd=tcp:127.0.0.1:{}-:{port}", door.port()));
-            forwarded.fold("user,id=net".to_owned(), |all, one| all + &one)
-        }
+    let network = if let Some(tap) = &config.tap {
+        device += NO_SEGMENTATION;
+        // The header that tells of checksums would be in the capture as well.
+        let header = if config.pcap.is_some() { "off" } else { "on" };
+        format!("tap,id=net,ifname={tap},script=no,downscript=no,vnet_hdr={header}")
+    } else {
+        let forwarded = PORTS
+            .zip(doors)
+            .map(|(port, door)| format!(",hostfwd=tcp:127.0.0.1:{}-:{port}", door.port()));
+        forwarded.fold("user,id=net".to_owned(), |all, one| all + &one)
     };
     let (accel, processor) = match config.accel.as_str() {
         "tcg" => ("tcg,thread=multi".to_owned(), "max"),

@@ -101,6 +101,7 @@ impl Lab {
 
 /// The command line, as `tests/interop/run` gives it.
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 struct Options {
     config: Option<Config>,
     smoke: bool,

@@ -10,7 +10,7 @@ use iwarp_verbs::{
 use super::{Result, ensure, failed, pattern};
 
 /// How long anything may take that must happen: an emulated guest beside other work is slow.
-pub(super) const LIMIT: Duration = Duration::from_secs(120);
+pub(super) const LIMIT: Duration = Duration::from_mins(2);
 
 /// What memory holds where nothing was written.
 const BLANK: u8 = 0xa5;

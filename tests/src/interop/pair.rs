@@ -23,6 +23,14 @@ pub(super) enum Role {
 
 impl Role {
     pub(super) const BOTH: [Self; 2] = [Self::SiwConnects, Self::WeConnect];
+
+    /// Both ends; first the one that may speak first.
+    pub(super) const fn initiator_first(self) -> [End; 2] {
+        match self {
+            Self::SiwConnects => [End::Siw, End::Ours],
+            Self::WeConnect => [End::Ours, End::Siw],
+        }
+    }
 }
 
 /// One of the two ends.

@@ -1,6 +1,10 @@
 //! What came of the cases.
 
-use std::{fmt, fs, time::Duration};
+use std::{
+    fmt::{self, Write as _},
+    fs,
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -112,7 +116,7 @@ impl Report {
         let mut text = String::new();
         for Ran { group, name, role, outcome, .. } in &self.cases {
             if !matches!(outcome, Outcome::Passed(_)) {
-                text += &format!("{group}: {name} [{role}]: {outcome}\n");
+                let _ = writeln!(text, "{group}: {name} [{role}]: {outcome}");
             }
         }
         text + &self.summary() + "\n"
@@ -124,11 +128,12 @@ impl Report {
         let mut group = "";
         for (heading, name) in rows() {
             if heading != group {
-                text += &format!("\n| {heading} | siw connects | we connect |\n|---|---|---|\n");
+                let _ =
+                    writeln!(text, "\n| {heading} | siw connects | we connect |\n|---|---|---|");
                 group = heading;
             }
             let cells = Role::BOTH.map(|role| self.cell(heading, &name, role));
-            text += &format!("| {name} | {} | {} |\n", cells[0], cells[1]);
+            let _ = writeln!(text, "| {name} | {} | {} |", cells[0], cells[1]);
         }
         text
     }

@@ -32,7 +32,7 @@ pub(super) struct Completion {
 pub(super) enum Settled {
     /// With the private data of the responder's program, where siw is the initiator.
     Established(Vec<u8>),
-    /// The event of rdma_cm, its status, and the private data.
+    /// The event of `rdma_cm`, its status, and the private data.
     Failed(String, i64, Vec<u8>),
 }
 

@@ -58,7 +58,7 @@ pub(super) fn cases() -> Vec<Case> {
 /// A connection over which each end has sent a message, with receives posted at both ends.
 fn pair_with_receives(lab: &mut Lab, role: Role) -> Result<Pair> {
     let mut pair = Pair::new(lab, Plan::new(role), MEMORY)?;
-    for from in pair.initiator_first(role) {
+    for from in role.initiator_first() {
         pair.transfer(super::transfer::Operation::SEND, from, 64, 77)?;
     }
     for id in 0..RECEIVES {

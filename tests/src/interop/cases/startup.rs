@@ -21,6 +21,13 @@ const MARKERS_OR_CRC_REFUSED: &str = "siw refuses";
 
 type Settings = &'static [(&'static str, &'static str)];
 
+const V1: Settings = &[("mpa_version", "1")];
+const P2P_WRITE: Settings = &[("peer_to_peer", "1"), ("rtr_type", "128")];
+const P2P_READ: Settings = &[("peer_to_peer", "1"), ("rtr_type", "64")];
+const P2P: Settings = &[("peer_to_peer", "1")];
+const CRC_REQUIRED: Settings = &[("mpa_crc_required", "1")];
+const CRC_REFUSED: Settings = &[("mpa_crc_strict", "1")];
+
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add =
@@ -31,10 +38,6 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(if smoke { case.smoke() } else { case });
             }
         };
-    const V1: Settings = &[("mpa_version", "1")];
-    const P2P_WRITE: Settings = &[("peer_to_peer", "1"), ("rtr_type", "128")];
-    const P2P_READ: Settings = &[("peer_to_peer", "1"), ("rtr_type", "64")];
-    const P2P: Settings = &[("peer_to_peer", "1")];
 
     add("private data up to 252 octets, revision 2", &[], true, |lab, role| {
         private_data(lab, role, Revision::V2)
@@ -48,11 +51,9 @@ pub(super) fn cases() -> Vec<Case> {
     add("rejected with private data, revision 1", V1, false, |lab, role| {
         rejected(lab, role, Revision::V1)
     });
-    add("nothing listens", &[], false, |lab, role| nothing_listens(lab, role));
-    add("IRD and ORD of each side are the other's ceiling", &[], true, |lab, role| {
-        depths(lab, role)
-    });
-    add("IRD and ORD of 0: no Reads, but Writes", &[], false, |lab, role| no_reads(lab, role));
+    add("nothing listens", &[], false, nothing_listens);
+    add("IRD and ORD of each side are the other's ceiling", &[], true, depths);
+    add("IRD and ORD of 0: no Reads, but Writes", &[], false, no_reads);
     add("the responder speaks first, client-server model", &[], false, |lab, role| {
         responder_first(lab, role, RtrTypes::empty())
     });
@@ -63,21 +64,17 @@ pub(super) fn cases() -> Vec<Case> {
         responder_first(lab, role, RtrTypes::READ)
     });
     add("CRC that only we ask for", &[], false, |lab, role| crc(lab, role, true, true));
-    const CRC_REQUIRED: Settings = &[("mpa_crc_required", "1")];
     add("CRC that only siw wants", CRC_REQUIRED, false, |lab, role| {
         // As responder siw does not ask for what the Request does not.
         crc(lab, role, false, role == Role::SiwConnects)
     });
-    const CRC_REFUSED: Settings = &[("mpa_crc_strict", "1")];
     add("CRC that siw refuses", CRC_REFUSED, false, |lab, role| {
         refused(lab, Plan::new(role).with(|param| param.crc(true)))
     });
     add("markers, which siw refuses", &[], false, |lab, role| {
         refused(lab, Plan::new(role).with(|param| param.markers(true)))
     });
-    add("20 connections, a message right behind each start-up", &[], false, |lab, role| {
-        many(lab, role)
-    });
+    add("20 connections, a message right behind each start-up", &[], false, many);
     // In the other role the Terminate would be ours, in place of the first FPDU: that kernel does not survive it.
     let name = "no ready-to-receive message in common";
     cases.push(Case::new(GROUP, name, Role::SiwConnects, no_common_rtr).settings(P2P));
@@ -177,11 +174,11 @@ fn depths(lab: &mut Lab, role: Role) -> Result<String> {
         let mut pair = Pair::new(lab, plan, MEMORY)?;
         // siw as responder serves as many as were asked for, up to its limit of 128.
         let served = if role == Role::WeConnect { ord } else { siw_ird };
-        let (our_ord, our_ird) = (pair.connection.ord(), pair.connection.ird());
-        ensure!(our_ord == u32::from(ord.min(served)), "our ORD is {our_ord}");
-        ensure!(our_ird == u32::from(ird), "our IRD is {our_ird}");
-        notes.push(format!("{our_ord}/{our_ird}"));
-        for from in pair.initiator_first(role) {
+        let depths = (pair.connection.ord(), pair.connection.ird());
+        let wanted = (u32::from(ord.min(served)), u32::from(ird));
+        ensure!(depths == wanted, "our ORD and IRD are {depths:?} instead of {wanted:?}");
+        notes.push(format!("{}/{}", depths.0, depths.1));
+        for from in role.initiator_first() {
             // First of all a message, for a responder may not speak before.
             pair.transfer(Operation::SEND, from, 64, 7)?;
             reads_at_once(&mut pair, from)?;
@@ -241,7 +238,7 @@ fn no_reads(lab: &mut Lab, role: Role) -> Result<String> {
     plan.depths = (0, 0);
     let mut pair = Pair::new(lab, plan, MEMORY)?;
     ensure!((pair.connection.ird(), pair.connection.ord()) == (0, 0), "there are depths");
-    for from in pair.initiator_first(role) {
+    for from in role.initiator_first() {
         pair.transfer(Operation::Write, from, 1000, 3)?;
     }
     pair.close()?;
@@ -310,7 +307,7 @@ fn no_common_rtr(lab: &mut Lab) -> Result<String> {
 fn crc(lab: &mut Lab, role: Role, asked: bool, used: bool) -> Result<String> {
     let mut pair = Pair::new(lab, Plan::new(role).with(|param| param.crc(asked)), MEMORY)?;
     ensure!(pair.connection.crc() == used, "CRC is {}", pair.connection.crc());
-    for from in pair.initiator_first(role) {
+    for from in role.initiator_first() {
         for operation in [Operation::SEND, Operation::Write, Operation::Read] {
             pair.transfer(operation, from, 65_535, 5)?;
         }
@@ -348,7 +345,7 @@ fn refused(lab: &mut Lab, mut plan: Plan) -> Result<String> {
 fn many(lab: &mut Lab, role: Role) -> Result<String> {
     for _ in 0..20 {
         let mut pair = Pair::new(lab, Plan::new(role), MEMORY)?;
-        let [first, _] = pair.initiator_first(role);
+        let [first, _] = role.initiator_first();
         pair.transfer(Operation::SEND, first, 64, 1)?;
         pair.close()?;
     }

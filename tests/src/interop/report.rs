@@ -70,7 +70,7 @@ impl Report {
     pub(super) fn new(config: &Config) -> Self {
         let [kernel, rdma_core] = config.versions();
         let network = match config.tap {
-            Some(_) => "tap device, MTU 1500, segments as they are sent",
+            Some(_) => "a tap device, MTU 1500, segments as they are sent",
             None => "QEMU's user-mode network",
         };
         Self { kernel, rdma_core, network, cases: Vec::new() }
@@ -98,7 +98,7 @@ impl Report {
         let passed = self.count(|outcome| matches!(outcome, Outcome::Passed(_)));
         let skipped = self.count(|outcome| matches!(outcome, Outcome::Skipped(_)));
         format!(
-            "{} cases against siw of Linux {} (rdma-core {}) over a {}: {passed} passed, {} failed, {skipped} skipped",
+            "{} cases against siw of Linux {} (rdma-core {}) over {}: {passed} passed, {} failed, {skipped} skipped",
             self.cases.len(),
             self.kernel,
             self.rdma_core,

@@ -125,7 +125,9 @@ fn rejected(lab: &mut Lab, role: Role, revision: Revision) -> Result<String> {
         Role::SiwConnects => match siw {
             Some(Settled::Failed(event, _, data)) => {
                 ensure!(event == "RDMA_CM_EVENT_REJECTED", "siw: {event}");
-                ensure!(data.starts_with(&reason), "our reason came as {data:?}");
+                // QEMU's user-mode network puts the FIN into the segment of the Reply, and siw looks at that first.
+                let lost = data.is_empty() && !lab.guest.has_tap();
+                ensure!(lost || data.starts_with(&reason), "our reason came as {data:?}");
             }
             other => return Err(failed(format!("siw: {other:?}"))),
         },

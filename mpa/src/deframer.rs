@@ -322,6 +322,13 @@ mod tests {
         assert_eq!((deframer.passed_by(), deframer.position()), (0, len as u64));
     }
 
+    #[test]
+    fn what_went_past_the_buffer_is_given_up_once() {
+        let mut deframer = Deframer::new(&Framing { crc: false, ..PLAIN });
+        deframer.pass_by(70);
+        assert_eq!((deframer.abandon(), deframer.abandon(), deframer.passed_by()), (70, 0, 0));
+    }
+
     // MPA-058: where there is something to check before, nothing goes past the buffer.
     #[test]
     fn what_is_to_be_checked_stays_in_the_buffer() {

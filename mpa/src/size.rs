@@ -210,5 +210,6 @@ mod tests {
         assert!(!odd.keeps_trailer_whole(0, 1_454));
         let marked = SizePlan::new(1_460, FpduLimit::default(), true);
         assert!(marked.keeps_trailer_whole(0, 1_456));
+        assert_eq!([1, 1_460, 1_461].map(|len| plan.is_one_segment(len)), [true, true, false]);
     }
 }

@@ -148,8 +148,7 @@ proptest! {
             let answering = Offer { private_data: private_data.clone().into(), ..answering };
             responder.accept(&request, &answering).unwrap().0
         };
-        const S: u8 = 0x10;
-        let block = if reply[16] & S == 0 { 0 } else { 4 };
+        let block = if reply[16] & 0x10 == 0 { 0 } else { 4 };
         let length = usize::from(u16::from_be_bytes([reply[18], reply[19]]));
         prop_assert_eq!(length, block + private_data.len());
         prop_assert_eq!(reply.len(), 20 + length);

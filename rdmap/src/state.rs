@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn each_state_has_a_name_of_its_own() {
         let names: std::collections::BTreeSet<_> =
-            STATES.iter().map(|state| state.to_string()).collect();
+            STATES.iter().map(std::string::ToString::to_string).collect();
         assert_eq!(names.len(), STATES.len());
         assert_eq!(State::FirstWait.to_string(), "waiting for the first FPDU");
     }

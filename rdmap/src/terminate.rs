@@ -496,7 +496,7 @@ mod tests {
             Error::from(ProtectionError::Bounds).terminate(Some(&culprit)).unwrap().to_vec();
         for [m, d, r] in (0..8).map(|bits| [1, 2, 4].map(|bit| bits & bit != 0)) {
             let bits = |[length, ddp, rdmap]: [u8; 3]| {
-                u8::from(m) * length | u8::from(d) * ddp | u8::from(r) * rdmap
+                (u8::from(m) * length) | (u8::from(d) * ddp) | (u8::from(r) * rdmap)
             };
             for (flags, swapped) in [([0x80, 0x40, 0x20], false), ([0x01, 0x02, 0x04], true)] {
                 let mut octets = whole.clone();

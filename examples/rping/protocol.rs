@@ -73,10 +73,11 @@ pub(crate) fn compare(found: &[u8], expected: &[u8]) -> Result<(), Difference> {
     Ok(())
 }
 
-/// The C string at the start of these octets, for people to read.
+/// The C string at the start of these octets, for people to read. A peer may have put anything there: what would steer
+/// a terminal is shown as U+FFFD.
 pub(crate) fn text(octets: &[u8]) -> String {
     let text = octets.split(|&octet| octet == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(text).into_owned()
+    String::from_utf8_lossy(text).replace(char::is_control, "\u{fffd}")
 }
 
 #[cfg(test)]
@@ -108,6 +109,14 @@ mod tests {
         assert_eq!(text(&ping(58, 20)), "rdma-ping-58: ABCDE");
         let long = ping(0, 200);
         assert_eq!(&long[13 + 56..13 + 60], b"yzAB");
+    }
+
+    #[test]
+    fn octets_of_a_peer_do_not_steer_the_terminal() {
+        assert_eq!(
+            text(b"a\x1b[2J\r\n\xc2\x9bb\xff\0c"),
+            "a\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}b\u{fffd}"
+        );
     }
 
     #[test]

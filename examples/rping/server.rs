@@ -80,8 +80,9 @@ struct Session<'p> {
 impl Session<'_> {
     /// Where the next ping is; `None` if the client has left, as it may between two pings.
     async fn offer(&mut self) -> Result<Option<RemoteMemory>> {
-        match self.advert("source").await {
-            Ok(source) => Ok(Some(source)),
+        match self.end.mailbox.next().await {
+            // What it said last counts, even if it has left since.
+            Ok(message) => self.advert("source", &message.octets).map(Some),
             Err(failure) if self.conn.qp().state() == QpState::Rts => Err(failure),
             // The receives came back unused.
             Err(_) => match self.conn.closed().await {
@@ -105,7 +106,8 @@ impl Session<'_> {
         talk.ping(format_args!("server ping data: {}", text(&ping)))?;
         self.conn.send_inline(GO_AHEAD).await?;
 
-        let sink = self.advert("sink").await?;
+        let message = self.end.mailbox.next().await?;
+        let sink = self.advert("sink", &message.octets)?;
         if sink.len < source.len {
             let (sink, source) = (sink.len, source.len);
             return Err(Failure::new(format_args!(
@@ -130,8 +132,8 @@ impl Session<'_> {
         Ok(usize::try_from(len)?)
     }
 
-    async fn advert(&mut self, what: &str) -> Result<RemoteMemory> {
-        let memory = read_advert(&self.end.mailbox.next().await?.octets)?;
+    fn advert(&self, what: &str, octets: &[u8]) -> Result<RemoteMemory> {
+        let memory = read_advert(octets)?;
         self.plan.talk.step(format_args!(
             "{what} of the client: address {:#x}, key {:#010x}, {} octets",
             memory.addr, memory.rkey, memory.len

@@ -362,6 +362,14 @@ fn a_server_whose_client_leaves_within_a_ping_or_sends_something_else_fails() {
     assert_eq!(client.hear(), Heard::Fin);
     drop(client);
     assert_fails(&server.wait(), "a message of 20 octets, where rping has 16");
+
+    // Also if it leaves at once, in order: the last word was none of rping's.
+    let (mut server, mut client) = served(&[]);
+    client.send(&send(1, &[0; 20]));
+    client.half_close();
+    assert_eq!(client.hear(), Heard::Fin);
+    drop(client);
+    assert_fails(&server.wait(), "a message of 20 octets, where rping has 16");
 }
 
 // --- rdma_client and rdma_server -----------------------------------------------------------------------------------

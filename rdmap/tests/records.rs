@@ -379,3 +379,12 @@ fn gathered_fpdus_are_staged_as_close_as_they_fit() {
     assert_eq!(endpoint.record().map(|record| record.len()), Some(2 * 24));
     assert_eq!(endpoint.batch.staged().len(), 2 * 20);
 }
+
+#[test]
+fn a_record_may_fill_the_window_to_its_last_octet() {
+    let mut endpoint = sender(1460, FpduLimit::Emss, CRC);
+    endpoint.batch.window = UsableWindow { octets: 2 * 1460, in_words: true, stale: true };
+    endpoint.submit(0, write(9, 0), 0, 3 * 1440);
+    assert_eq!(endpoint.record().map(|record| record.len()), Some(2 * 1460));
+    assert!(endpoint.batch.asks_window(), "for the third");
+}

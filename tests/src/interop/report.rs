@@ -15,7 +15,7 @@ use super::{
 };
 use crate::sources;
 
-/// The document that [`Report::document`] writes into.
+/// The document that `--document` writes into.
 pub const DOCUMENT: &str = "docs/interop.md";
 /// The line before the results there.
 pub const BEGIN: &str = "<!-- tests/interop/run --document -->";

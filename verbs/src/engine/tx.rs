@@ -151,6 +151,10 @@ impl Link {
         let outcome = loop {
             if at == batch.len() {
                 at = 0;
+                // Also if the record had begun: it was sent, and the next one need not be as short.
+                if batch.asks_window() {
+                    self.tx.window.look(&self.socket);
+                }
                 batch.clear();
                 batch.gather_from = (!lean && !self.socket.copies()).then_some(GATHER_FROM);
                 batch.most = budget.min(RECORD_MOST);
@@ -161,10 +165,9 @@ impl Link {
                 if !self.stream.may_transmit() {
                     break Sent::Done { moved };
                 }
-                batch.window = self.tx.window.usable();
+                batch.window = self.tx.window.usable(&self.socket);
                 if !self.stream.poll_transmit(mem, &mut batch, &mut *clock) {
                     if batch.asks_window() {
-                        self.tx.window.look(&self.socket);
                         continue;
                     }
                     break Sent::Done { moved };

@@ -5,58 +5,146 @@ use iwarp_rdmap::UsableWindow;
 
 use crate::sys::Socket;
 
-/// Octets that are sent between two looks at the window. One costs two short system calls; where the window is
-/// the bottleneck each FPDU would ask for one.
+/// With less room than this the end of the window is near.
+const NEAR: usize = 32 * 1024;
+
+/// Octets after which somebody looks whether the end is still near, if no record has asked meanwhile.
 const BETWEEN_LOOKS: usize = 64 * 1024;
 
 /// The usable window as it was at the last look, less what was sent since.
 ///
-/// Nobody looks before a record of several segments needs it: small messages never do.
+/// Nobody looks before a record of several segments needs it: small messages never do. Each look costs two short system
+/// calls.
+///
+/// Near the end of the window TCP is told to take nothing while it has octets that it cannot send. So one
+/// record lies beyond the window, for which TCP probes it and after which it announces room, and what follows is
+/// cut once it is known how far the window has opened. Without that all that a socket buffer holds would lie
+/// beyond the window, in the smallest of records, and a receiver that many small segments slow down would never
+/// catch up.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     octets: usize,
     in_words: bool,
-    /// Octets to send before another look.
-    fresh_for: usize,
+    /// Nothing was sent since the last look.
+    fresh: bool,
+    /// Near the end: what TCP was told before about octets not sent.
+    near: Option<Near>,
+}
+
+#[derive(Debug)]
+struct Near {
+    /// How many octets it might hold without sending them.
+    unsent_most: u32,
+    /// Octets sent since the last look.
+    sent: usize,
 }
 
 impl Window {
     /// What the next record may take for known.
     #[inline]
-    pub(super) fn usable(&self) -> UsableWindow {
-        UsableWindow { octets: self.octets, in_words: self.in_words, stale: self.fresh_for == 0 }
+    pub(super) fn usable(&mut self, socket: &Socket) -> UsableWindow {
+        if self.near.as_ref().is_some_and(|near| near.sent >= BETWEEN_LOOKS) {
+            self.look(socket);
+        }
+        UsableWindow { octets: self.octets, in_words: self.in_words, stale: !self.fresh }
     }
 
     /// TCP has taken so many octets.
     #[inline]
     pub(super) fn sent(&mut self, octets: usize) {
         self.octets = self.octets.saturating_sub(octets);
-        self.fresh_for = self.fresh_for.saturating_sub(octets);
+        self.fresh = false;
+        if let Some(near) = &mut self.near {
+            near.sent = near.sent.saturating_add(octets);
+        }
     }
 
     /// Looks. TCP has all that was handed out.
     #[cold]
     pub(super) fn look(&mut self, socket: &Socket) {
         let UsableWindow { octets, in_words, .. } = socket.usable_window();
-        *self = Self { octets, in_words, fresh_for: BETWEEN_LOOKS };
+        let was = self.near.take();
+        let near = if octets < NEAR {
+            let limited =
+                was.map_or_else(|| socket.set_unsent_most(1), |near| Ok(near.unsent_most));
+            limited.ok().map(|unsent_most| Near { unsent_most, sent: 0 })
+        } else {
+            if let Some(near) = was
+                && let Err(error) = socket.set_unsent_most(near.unsent_most)
+            {
+                // Slower, but as right.
+                tracing::debug!(%error, "TCP keeps taking little at a time");
+            }
+            None
+        };
+        *self = Self { octets, in_words, fresh: true, near };
     }
 }
 
 #[cfg(test)]
+#[cfg(not(any(loom, miri)))]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
 
     #[test]
     fn a_window_shrinks_and_ages_by_what_is_sent() {
+        let (out, _arrives) = pair();
         let mut window = Window::default();
-        assert_eq!((window.usable().octets, window.usable().stale), (0, true), "nobody has looked");
-        window = Window { octets: 100_000, in_words: true, fresh_for: BETWEEN_LOOKS };
-        window.sent(BETWEEN_LOOKS - 1);
-        assert!(!window.usable().stale);
-        window.sent(1);
-        assert!(window.usable().stale);
-        assert_eq!(window.usable().octets, 100_000 - BETWEEN_LOOKS);
+        let usable = window.usable(&out);
+        assert_eq!((usable.octets, usable.stale), (0, true), "nobody has looked");
+        window = Window { octets: 100_000, in_words: true, fresh: true, near: None };
+        assert!(!window.usable(&out).stale);
+        window.sent(40_000);
+        let usable = window.usable(&out);
+        assert_eq!((usable.octets, usable.stale), (60_000, true));
         window.sent(100_000);
-        assert_eq!(window.usable().octets, 0);
+        assert_eq!(window.usable(&out).octets, 0);
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(iwarp_portable)))]
+    fn near_the_end_tcp_takes_nothing_behind_what_it_cannot_send() {
+        use std::io::Read;
+
+        let (out, mut arrives) = pair();
+        let mut window = Window::default();
+        window.look(&out);
+        assert!(window.near.is_none(), "all of it is there");
+        // More than the window, and less than the socket takes.
+        let mut sent = 0;
+        while socket_window(&out) > 0 {
+            sent += out.send(&[0; 10_000]).expect("room");
+        }
+        while let Ok(some) = out.send(&[0; 10_000]) {
+            sent += some;
+        }
+        window.sent(sent);
+        window.look(&out);
+        assert!(window.near.is_some());
+        assert_eq!(out.set_unsent_most(1).expect("an option of Linux"), 1);
+        let usable = window.usable(&out);
+        assert_eq!((usable.octets, usable.stale), (0, false));
+        let mut into = vec![0; sent];
+        arrives.read_exact(&mut into).expect("all of it");
+        while socket_window(&out) < NEAR {
+            std::thread::yield_now();
+        }
+        // Without being asked, after a while.
+        window.sent(BETWEEN_LOOKS);
+        assert!(window.usable(&out).octets >= NEAR && window.near.is_none());
+        assert_eq!(out.set_unsent_most(0).expect("an option of Linux"), 0, "as it was");
+    }
+
+    #[cfg(all(target_os = "linux", not(iwarp_portable)))]
+    fn socket_window(socket: &Socket) -> usize {
+        socket.usable_window().octets
+    }
+
+    fn pair() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let out = TcpStream::connect(listener.local_addr().expect("a name")).expect("a peer");
+        (Socket::from_stream(out).expect("a socket"), listener.accept().expect("a peer").0)
     }
 }

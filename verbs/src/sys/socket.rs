@@ -374,6 +374,23 @@ impl Socket {
         })
     }
 
+    /// Lets TCP take octets only while it holds fewer than so many that it cannot send yet, and gives what the limit
+    /// was before; 0 is the system's own. Fails where the system has no such limit.
+    pub(crate) fn set_unsent_most(&self, octets: u32) -> io::Result<u32> {
+        #[cfg(target_os = "linux")]
+        {
+            let socket = socket2::SockRef::from(&self.fd);
+            let before = socket.tcp_notsent_lowat()?;
+            socket.set_tcp_notsent_lowat(octets)?;
+            Ok(before)
+        }
+        #[cfg(not(target_os = "linux"))]
+        {
+            let _ = octets;
+            Err(Errno::OPNOTSUPP.into())
+        }
+    }
+
     /// Takes over a TCP socket that the program made itself; fails for any other descriptor.
     fn adopt(descriptor: OwnedFd) -> io::Result<Self> {
         if sockopt::socket_type(&descriptor)? != SocketType::STREAM {

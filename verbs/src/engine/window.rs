@@ -6,10 +6,10 @@ use iwarp_rdmap::UsableWindow;
 use crate::sys::Socket;
 
 /// With less room than this the end of the window is near.
-const NEAR: usize = 32 * 1024;
+const NEAR: u32 = 32 * 1024;
 
 /// Octets after which somebody looks whether the end is still near, if no record has asked meanwhile.
-const BETWEEN_LOOKS: usize = 64 * 1024;
+const BETWEEN_LOOKS: u32 = 64 * 1024;
 
 /// The usable window as it was at the last look, less what was sent since.
 ///
@@ -21,63 +21,63 @@ const BETWEEN_LOOKS: usize = 64 * 1024;
 /// cut once it is known how far the window has opened. Without that all that a socket buffer holds would lie
 /// beyond the window, in the smallest of records, and a receiver that many small segments slow down would never
 /// catch up.
+///
+/// Each idle connection has one of these, so figures are of the width that TCP gives them.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    octets: usize,
+    octets: u32,
+    /// Octets sent near the end of the window since the last look.
+    sent: u32,
+    /// How many octets TCP might hold without sending them before it was told otherwise.
+    unsent_most: u32,
     in_words: bool,
     /// Nothing was sent since the last look.
     fresh: bool,
-    /// Near the end: what TCP was told before about octets not sent.
-    near: Option<Near>,
-}
-
-#[derive(Debug)]
-struct Near {
-    /// How many octets it might hold without sending them.
-    unsent_most: u32,
-    /// Octets sent since the last look.
-    sent: usize,
+    /// TCP has been told.
+    near: bool,
 }
 
 impl Window {
     /// What the next record may take for known.
     #[inline]
     pub(super) fn usable(&mut self, socket: &Socket) -> UsableWindow {
-        if self.near.as_ref().is_some_and(|near| near.sent >= BETWEEN_LOOKS) {
+        if self.near && self.sent >= BETWEEN_LOOKS {
             self.look(socket);
         }
-        UsableWindow { octets: self.octets, in_words: self.in_words, stale: !self.fresh }
+        let octets = usize::try_from(self.octets).unwrap_or(usize::MAX);
+        UsableWindow { octets, in_words: self.in_words, stale: !self.fresh }
     }
 
     /// TCP has taken so many octets.
     #[inline]
     pub(super) fn sent(&mut self, octets: usize) {
+        let octets = u32::try_from(octets).unwrap_or(u32::MAX);
         self.octets = self.octets.saturating_sub(octets);
+        self.sent = self.sent.saturating_add(octets);
         self.fresh = false;
-        if let Some(near) = &mut self.near {
-            near.sent = near.sent.saturating_add(octets);
-        }
     }
 
     /// Looks. TCP has all that was handed out.
     #[cold]
     pub(super) fn look(&mut self, socket: &Socket) {
         let UsableWindow { octets, in_words, .. } = socket.usable_window();
-        let was = self.near.take();
-        let near = if octets < NEAR {
-            let limited =
-                was.map_or_else(|| socket.set_unsent_most(1), |near| Ok(near.unsent_most));
-            limited.ok().map(|unsent_most| Near { unsent_most, sent: 0 })
-        } else {
-            if let Some(near) = was
-                && let Err(error) = socket.set_unsent_most(near.unsent_most)
-            {
+        self.octets = u32::try_from(octets).unwrap_or(u32::MAX);
+        self.in_words = in_words;
+        self.fresh = true;
+        self.sent = 0;
+        let near = self.octets < NEAR;
+        if near && !self.near {
+            if let Ok(before) = socket.set_unsent_most(1) {
+                self.unsent_most = before;
+                self.near = true;
+            }
+        } else if self.near && !near {
+            if let Err(error) = socket.set_unsent_most(self.unsent_most) {
                 // Slower, but as right.
                 tracing::debug!(%error, "TCP keeps taking little at a time");
             }
-            None
-        };
-        *self = Self { octets, in_words, fresh: true, near };
+            self.near = false;
+        }
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
         let mut window = Window::default();
         let usable = window.usable(&out);
         assert_eq!((usable.octets, usable.stale), (0, true), "nobody has looked");
-        window = Window { octets: 100_000, in_words: true, fresh: true, near: None };
+        window = Window { octets: 100_000, in_words: true, fresh: true, ..Window::default() };
         assert!(!window.usable(&out).stale);
         window.sent(40_000);
         let usable = window.usable(&out);
@@ -111,7 +111,7 @@ mod tests {
         let (out, mut arrives) = pair();
         let mut window = Window::default();
         window.look(&out);
-        assert!(window.near.is_none(), "all of it is there");
+        assert!(!window.near, "all of it is there");
         // More than the window, and less than the socket takes.
         let mut sent = 0;
         while socket_window(&out) > 0 {
@@ -122,18 +122,18 @@ mod tests {
         }
         window.sent(sent);
         window.look(&out);
-        assert!(window.near.is_some());
+        assert!(window.near);
         assert_eq!(out.set_unsent_most(1).expect("an option of Linux"), 1);
         let usable = window.usable(&out);
         assert_eq!((usable.octets, usable.stale), (0, false));
         let mut into = vec![0; sent];
         arrives.read_exact(&mut into).expect("all of it");
-        while socket_window(&out) < NEAR {
+        while socket_window(&out) < NEAR as usize {
             std::thread::yield_now();
         }
         // Without being asked, after a while.
-        window.sent(BETWEEN_LOOKS);
-        assert!(window.usable(&out).octets >= NEAR && window.near.is_none());
+        window.sent(BETWEEN_LOOKS as usize);
+        assert!(window.usable(&out).octets >= NEAR as usize && !window.near);
         assert_eq!(out.set_unsent_most(0).expect("an option of Linux"), 0, "as it was");
     }
 

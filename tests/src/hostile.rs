@@ -51,7 +51,8 @@ pub const ONCE: usize = 1 << 20;
 /// Whether each round of an attack by so many connections leaves as much behind as the one before: no octet for any of
 /// them. Tables that grow by doubling may still do so for some rounds.
 pub fn stays_level(after: &[usize], connections: usize) {
-    /// Less than anything that could be forgotten with a connection: its smallest part is an entry of a table.
+    /// Less than the parts of a connection. Entries of tables may be smaller; those have tests of their own
+    /// (`deadlines_of_connections_that_are_over_are_thrown_out`).
     const NOTHING: usize = 64;
     println!("in use after each round: {after:?}");
     let [.., previous, last] = after else { panic!("{} rounds", after.len()) };

@@ -146,7 +146,7 @@ impl ConnParam {
     ///
     /// For peers that reply before they are ready: Linux siw looks for data only some moments after its
     /// Reply, and leaves an FPDU that came before unread until more comes or the connection is closed. A
-    /// tenth of a second is enough for it; a peer that follows RFC 5044 needs none. Towards siw combine it
+    /// tenth of a second was enough for it in all trials; a peer that follows RFC 5044 needs none. Towards siw combine it
     /// with the client-server model ([`rtr`](Self::rtr) without kinds): that kernel does not survive a peer
     /// that is gone before a ready-to-receive message that it waits for.
     #[must_use]

@@ -4,6 +4,7 @@ use std::{
     env,
     net::SocketAddr,
     process::{Command, ExitCode},
+    time::{Duration, Instant},
 };
 
 use iwarp_verbs::{
@@ -119,10 +120,12 @@ fn siw_dies(lab: &mut Lab, role: Role, under: Under) -> Result<String> {
                 pair.siw.say(format!("post write {id} 0 0 {len} {} {}", here.addr, here.rkey))?;
             }
             // The first has begun to come in, and there are many more.
+            let deadline = Instant::now() + LIMIT;
             while pair.ours.memory.load_u64(0)?.to_le_bytes()
                 != *super::super::pattern::octets(8, 5)
             {
-                std::thread::yield_now();
+                ensure!(Instant::now() < deadline, "no Write has come");
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
         Under::OurReads => {

@@ -115,16 +115,24 @@ impl Live {
                 let connection = accepting.wait(GUARD).expect("a connection");
                 (peer, Served { end, connection })
             }
-            Role::Initiator => {
-                let frame = StartupFrame { kind: FrameKind::Reply, ..frame.clone() };
-                let listener = PeerListener::bind();
-                let param = param.rtr(RtrTypes::empty());
-                let connecting = cm::connect(listener.addr(), &end.qp, param).expect("a connect");
-                let (peer, _) = listener.establish(&frame);
-                let connection = connecting.wait(GUARD).expect("a connection");
-                (peer, Served { end, connection })
-            }
+            Role::Initiator => Self::connect_to(&PeerListener::bind(), frame, param, end),
         }
+    }
+
+    /// The initiator's side of it, to a peer that listens already.
+    #[must_use]
+    pub fn connect_to(
+        listener: &PeerListener,
+        frame: &StartupFrame,
+        param: ConnParam,
+        end: End,
+    ) -> (Peer, Served) {
+        let frame = StartupFrame { kind: FrameKind::Reply, ..frame.clone() };
+        let param = param.rtr(RtrTypes::empty());
+        let connecting = cm::connect(listener.addr(), &end.qp, param).expect("a connect");
+        let (peer, _) = listener.establish(&frame);
+        let connection = connecting.wait(GUARD).expect("a connection");
+        (peer, Served { end, connection })
     }
 
     /// A second connection, which has to go on whatever happens to the first.

@@ -273,6 +273,11 @@ impl PeerListener {
         Self(TcpListener::bind("127.0.0.1:0").expect("a free port"))
     }
 
+    /// Has both sides of connections send no longer segments than these. On the loopback TCP's own grow with the window.
+    pub fn limit_segments(&self, octets: u32) {
+        socket2::SockRef::from(&self.0).set_tcp_mss(octets).expect("an option of TCP");
+    }
+
     /// Where.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {

@@ -8,7 +8,7 @@
 )]
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io::Read,
     net::Ipv4Addr,
     sync::{
@@ -103,7 +103,10 @@ fn fpdus_start_at_segments_and_trailers_stay_whole() {
                 let mut attempts = 0;
                 while !is_aligned(&hosts, limit, traffic, windows) {
                     attempts += 1;
-                    assert!(attempts < 8, "the capture loses packets: limit {limit}, {traffic:?}");
+                    assert!(
+                        attempts < 8,
+                        "the capture loses packets, or records are short: limit {limit}, {traffic:?}"
+                    );
                 }
             }
         }
@@ -130,12 +133,17 @@ fn is_aligned(hosts: &Hosts, limit: &str, traffic: Traffic, windows: Windows) ->
         return false;
     }
     assert!(at_segments * 100 >= full * 99, "{what}");
-    assert_eq!(split, 0, "{what}");
-    // Not at the price of a record for each.
-    if windows == Windows::Usual && traffic == Traffic::Bulk && limit == "emss" {
-        assert!(pushed * 4 < fpdus, "{what}");
+    if windows == Windows::Small && split > 0 {
+        // A reader that the scheduler keeps away for longer than a retransmission time-out has TCP probe its window
+        // with a part of a segment: seldom, and not each time.
+        return false;
     }
-    true
+    assert_eq!(split, 0, "{what}");
+    // Not at the price of a record for each FPDU. A window that is small since the machine is busy may take one.
+    !(windows == Windows::Usual
+        && traffic == Traffic::Bulk
+        && limit == "emss"
+        && pushed * 4 >= fpdus)
 }
 
 fn listen(traffic: Traffic) {
@@ -254,8 +262,8 @@ struct Stream {
     first: Option<u32>,
     /// Octets by their place in the stream; as they were sent first.
     segments: BTreeMap<u32, Vec<u8>>,
-    /// Segments with PSH: mostly the last ones of records.
-    pushed: u32,
+    /// Places of segments with PSH: mostly the last ones of records.
+    pushed: BTreeSet<u32>,
 }
 
 impl Capture {
@@ -323,7 +331,9 @@ impl Stream {
             let at = sequence.wrapping_sub(self.first?);
             if let Entry::Vacant(place) = self.segments.entry(at) {
                 place.insert(payload.to_vec());
-                self.pushed += u32::from(*tcp.get(13)? & 0x08 != 0);
+                if *tcp.get(13)? & 0x08 != 0 {
+                    self.pushed.insert(at);
+                }
             }
         }
         Some(())
@@ -341,7 +351,8 @@ impl Stream {
         // The Request comes first.
         let private_data = usize::from(u16::from_be_bytes([octets[18], octets[19]]));
         let mut at = 20 + private_data;
-        let mut placement = Placement { pushed: self.pushed, ..Placement::default() };
+        let pushed = self.pushed.range(..octets.len() as u32).count() as u32;
+        let mut placement = Placement { pushed, ..Placement::default() };
         while at + 2 <= octets.len() {
             let ulpdu = usize::from(u16::from_be_bytes([octets[at], octets[at + 1]]));
             let end = at + (2 + ulpdu).next_multiple_of(4) + 4;

@@ -317,8 +317,11 @@ fn fpdus_are_no_larger_than_the_limit() {
     let peers = RemoteMemory { addr: 0x1000, len: 1 << 20, rkey: 9 };
     for limit in [FpduLimit::Octets(1460), FpduLimit::Octets(16_384), FpduLimit::Emss] {
         let param = ConnParam::default().fpdu_limit(limit);
-        let (mut peer, served) = live.establish(Role::Initiator, &peer::request(), param, 0);
+        let listener = peer::PeerListener::bind();
+        listener.limit_segments(8192);
+        let (mut peer, served) = Live::connect_to(&listener, &peer::request(), param, live.end(0));
         let emss = SockRef::from(peer.stream()).tcp_mss().unwrap();
+        assert!(emss <= 8192);
         served.end.qp.post_send(SendRequest::write(1, source.as_slice_all(), peers)).unwrap();
         let (mut got, mut longest) = (Vec::new(), 0);
         loop {

@@ -16,7 +16,8 @@ use crate::wc::WorkCompletion;
 /// *Order.* Completions of one work queue are made with its engine locked. Those made before this pass are
 /// therefore seen in the count of stored ones, unless they have been polled; and the one in the hand has been
 /// polled, as far as others can tell. What is told of it is what would be told if it had been stored, except to
-/// those who sleep until there is something for them.
+/// those who sleep until there is something for them. A waker that polls the same queue from inside of this poll comes
+/// behind it: what it finds is later than what is in the hand.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     /// Address of the queue that is polled; 0 if none is.

@@ -14,7 +14,8 @@ pub(crate) struct Usable {
 
 /// Asks TCP; `None` where it does not tell (Linux before 5.4, other systems).
 ///
-/// The window only grows afterwards: a peer takes nothing back that it has announced (RFC 9293 §3.8.6).
+/// The window only grows afterwards: a peer should take nothing back that it has announced (RFC 9293 §3.8.6). From one
+/// that does, FPDUs lose their segments until the end of the record.
 #[cfg(all(target_os = "linux", not(iwarp_portable)))]
 pub(crate) fn usable_window(socket: BorrowedFd<'_>) -> Option<Usable> {
     use std::mem::{offset_of, size_of};

@@ -71,8 +71,12 @@ pub fn alone() -> MutexGuard<'static, ()> {
 
 /// How many connections with both ends here the process may have, at most `wanted`. Its limit of descriptors is raised
 /// as far as it may be.
+///
+/// # Panics
+/// If that is so few that a test with them would show nothing.
 #[must_use]
 pub fn affordable(wanted: usize) -> usize {
+    const FEW: usize = 60;
     /// For the test program, the neighbour and the harness.
     const OTHERS: usize = 200;
     let limit = getrlimit(Resource::Nofile);
@@ -85,6 +89,7 @@ pub fn affordable(wanted: usize) -> usize {
     let affordable = room.saturating_sub(OTHERS) / 2;
     if affordable < wanted {
         println!("{affordable} connections instead of {wanted}: the process may have {room} files");
+        assert!(affordable >= FEW, "too few: see `ulimit -n`");
     }
     affordable.min(wanted)
 }

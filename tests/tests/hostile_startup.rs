@@ -110,7 +110,9 @@ fn requests_that_nobody_takes_fill_the_backlog_only() {
     }
     site.neighbour.goes_on();
     let in_flight = BACKLOG + PENDING + 1;
-    let received = site.live.device.stats().requests_received as usize - 1;
+    let received = || site.live.device.stats().requests_received as usize - 1;
+    wait_until("the backlog is full", || received() >= BACKLOG);
+    let received = received();
     let grown = site.memory().saturating_sub(before);
     println!("{count} Requests, {received} of them read, {grown} octets");
     assert!(received <= in_flight, "{received} Requests were read, {in_flight} may be");

@@ -80,7 +80,10 @@ static void set_gro(int on)
 	close(fd);
 }
 
-/* Records look like "6,339,5140900,-;text"; what comes behind the line is about it. */
+/*
+ * Records look like "6,339,5140900,-;text"; what comes behind the line is about it. EPIPE says that the kernel has
+ * overwritten some which were not read: what is missing is told, and the rest is read.
+ */
 static void show_log(void)
 {
 	char record[8192], *text;
@@ -88,8 +91,12 @@ static void show_log(void)
 	int n = 0;
 
 	while ((len = read(kernel_log, record, sizeof(record) - 1)) > 0 || errno == EPIPE) {
-		if (len <= 0)
+		if (len <= 0) {
+			tell("WARNING: messages of the kernel are lost");
+			n++;
+			errno = 0;
 			continue;
+		}
 		record[len] = 0;
 		record[strcspn(record, "\n")] = 0;
 		text = strchr(record, ';');

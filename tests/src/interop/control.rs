@@ -46,6 +46,8 @@ impl Answer {
 pub(super) struct Line {
     reader: BufReader<TcpStream>,
     last: String,
+    /// An answer has not come: what comes later belongs to nothing.
+    broken: bool,
 }
 
 impl Line {
@@ -53,7 +55,12 @@ impl Line {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LIMIT))?;
-        Ok(Self { reader: BufReader::new(stream), last: "hello".into() })
+        Ok(Self { reader: BufReader::new(stream), last: "hello".into(), broken: false })
+    }
+
+    /// Whether a command was left without an answer.
+    pub(super) const fn is_broken(&self) -> bool {
+        self.broken
     }
 
     /// A command and its answer.
@@ -65,15 +72,24 @@ impl Line {
     /// A command whose [`answer`](Self::answer) is asked for later.
     pub(super) fn say(&mut self, command: impl Into<String>) -> Result<()> {
         self.last = command.into();
-        writeln!(self.reader.get_mut(), "{}", self.last)?;
-        Ok(())
+        if self.broken {
+            return Err(failed(format!(
+                "the guest was not asked {:?}: it does not answer",
+                self.last
+            )));
+        }
+        let said = writeln!(self.reader.get_mut(), "{}", self.last);
+        self.broken = said.is_err();
+        Ok(said?)
     }
 
     pub(super) fn answer(&mut self) -> Result<Answer> {
         let mut lines = Vec::new();
         loop {
             let mut line = String::new();
-            let length = self.reader.read_line(&mut line).map_err(|error| {
+            let read = self.reader.read_line(&mut line);
+            self.broken = !read.as_ref().is_ok_and(|&length| length > 0);
+            let length = read.map_err(|error| {
                 failed(format!("the guest does not answer {:?}: {error}", self.last))
             })?;
             if length == 0 {

@@ -34,6 +34,9 @@ const DEFAULTS: [(&str, &str); 5] = [
     ("rtr_type", "192"),
 ];
 
+/// What of the kernel's messages means that something went wrong there.
+const ALARMS: [&str; 4] = ["BUG:", "Oops", "WARNING:", "siw: crc error"];
+
 /// The network device may neither put segments together nor take them apart.
 const NO_SEGMENTATION: &str = ",gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,\
     guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off";
@@ -71,6 +74,8 @@ pub(super) struct Guest {
     doors: Vec<SocketAddr>,
     next_port: usize,
     has_tap: bool,
+    /// The first of the kernel's messages that was one of [`ALARMS`], until it is taken.
+    alarm: Option<String>,
 }
 
 impl Guest {
@@ -99,7 +104,8 @@ impl Guest {
         };
         let settings = DEFAULTS.map(|(_, value)| value.to_owned());
         let has_tap = config.tap.is_some();
-        let mut guest = Self { machine, listener, agent, settings, doors, next_port: 0, has_tap };
+        let mut guest =
+            Self { machine, listener, agent, settings, doors, next_port: 0, has_tap, alarm: None };
         guest.agent.answer()?;
         if guest.has_tap {
             // Segments are to reach siw as they come.
@@ -113,7 +119,12 @@ impl Guest {
         self.has_tap
     }
 
-    pub(super) fn is_running(&mut self) -> bool {
+    /// Whether another case can be tried in it: the machine runs, and its agent has answered whatever it was asked.
+    pub(super) fn is_usable(&mut self) -> bool {
+        self.is_running() && !self.agent.is_broken()
+    }
+
+    fn is_running(&mut self) -> bool {
         matches!(self.machine.try_wait(), Ok(None))
     }
 
@@ -147,9 +158,19 @@ impl Guest {
         self.agent.ask(format!("kill {process}")).map(drop)
     }
 
-    /// The kernel's messages since the last time.
+    /// The kernel's messages since the last time. The alarms among them are kept for [`take_alarm`](Self::take_alarm).
     pub(super) fn log(&mut self) -> Result<Vec<String>> {
-        Ok(self.agent.ask("log")?.lines)
+        let lines = self.agent.ask("log")?.lines;
+        let mut alarms =
+            lines.iter().filter(|line| ALARMS.iter().any(|alarm| line.contains(alarm)));
+        self.alarm = self.alarm.take().or_else(|| alarms.next().cloned());
+        Ok(lines)
+    }
+
+    /// The first alarm of the kernel since the last time.
+    pub(super) fn take_alarm(&mut self) -> Result<Option<String>> {
+        self.log()?;
+        Ok(self.alarm.take())
     }
 
     /// Starts a program; its process number.

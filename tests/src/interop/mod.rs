@@ -67,9 +67,6 @@ struct Lab {
     guest: Guest,
 }
 
-/// What of the kernel's messages means that something went wrong there.
-const ALARMS: [&str; 4] = ["BUG:", "Oops", "WARNING:", "siw: crc error"];
-
 impl Lab {
     /// Runs one case.
     fn run(&mut self, case: &Case) -> Outcome {
@@ -87,14 +84,17 @@ impl Lab {
     }
 
     fn attempt(&mut self, case: &Case) -> Result<String> {
-        self.guest.log()?;
+        self.guest.take_alarm()?;
         self.guest.set(case.settings)?;
-        let note = (case.run)(self)?;
-        let log = self.guest.log()?;
-        let alarm = log.iter().find(|line| ALARMS.iter().any(|alarm| line.contains(alarm)));
-        match alarm {
-            Some(line) => Err(failed(format!("the kernel said: {line}"))),
-            None => Ok(note),
+        let result = (case.run)(self);
+        // A guest that has not answered has nothing to say about its kernel either.
+        let alarm = if self.guest.is_usable() { self.guest.take_alarm()? } else { None };
+        match (result, alarm) {
+            (result, None) => result,
+            (Ok(_), Some(line)) => Err(failed(format!("the kernel said: {line}"))),
+            (Err(Failure(reason)), Some(line)) => {
+                Err(failed(format!("{reason}; the kernel said: {line}")))
+            }
         }
     }
 }
@@ -193,17 +193,27 @@ pub fn main() -> ExitCode {
     if report.failures() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// After so many guests in a row that did not boot no other one is tried: each takes minutes to wait for.
+const BOOTS_IN_VAIN: u32 = 2;
+
 /// Runs cases, each in the guest that there is, or in a new one.
 fn carry_out(config: &Config, cases: &[Case]) -> Report {
     let mut report = Report::new(config);
     let mut lab: Option<Lab> = None;
+    let mut in_vain = 0;
     for (number, case) in (1..).zip(cases) {
         let began = Instant::now();
-        let outcome = match boot(config, lab.take()) {
+        let booted = if in_vain < BOOTS_IN_VAIN {
+            boot(config, lab.take())
+        } else {
+            Err(failed("it did not boot before"))
+        };
+        in_vain = if booted.is_ok() { 0 } else { in_vain + 1 };
+        let outcome = match booted {
             Err(Failure(reason)) => Outcome::Failed(format!("no guest: {reason}")),
             Ok(mut booted) => {
                 let outcome = booted.run(case);
-                if booted.guest.is_running() {
+                if booted.guest.is_usable() {
                     lab = Some(booted);
                 }
                 outcome

@@ -239,7 +239,7 @@ fn refused_by_siw(lab: &mut Lab, role: Role, violation: &Violation) -> Result<St
         _ => WcStatus::Success,
     };
     ensure!(completion.status == status, "{completion:?}");
-    if violation.kind == Kind::Write && violation.fault != Fault::Domain {
+    if violation.kind == Kind::Write {
         let first = siw.ask("octet 1 0")?.number(0)?;
         ensure!(first == 0xa5, "siw has placed what it refused");
     }

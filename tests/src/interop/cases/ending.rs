@@ -139,6 +139,13 @@ fn siw_dies(lab: &mut Lab, role: Role, under: Under) -> Result<String> {
     }
     lab.guest.kill(pair.siw.process)?;
     let reason = pair.connection.wait_closed(LIMIT).ok_or_else(|| failed("our end lives"))?;
+    // The kernel closes the stream for its program. Whether that is in order is for what was under way to say; between
+    // two Writes it would be.
+    match under {
+        Under::Nothing => ensure!(reason.is_orderly(), "nothing was under way: {reason}"),
+        Under::OurReads => ensure!(!reason.is_orderly(), "Reads were under way: {reason}"),
+        Under::Writes => {}
+    }
     if under == Under::OurReads {
         let mut failures = 0;
         for id in 1..UNDER_WAY {

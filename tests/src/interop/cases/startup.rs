@@ -101,7 +101,10 @@ fn private_data(lab: &mut Lab, role: Role, revision: Revision) -> Result<String>
         };
         ensure!(of_siw == theirs, "{} octets of siw came as {of_siw:?}", theirs.len());
         // rdma_cm hands out whole words.
-        ensure!(of_us.starts_with(&ours), "{} octets of ours came as {of_us:?}", ours.len());
+        let behind = of_us.get(ours.len()..).unwrap_or_default();
+        let whole =
+            of_us.starts_with(&ours) && behind.len() < 4 && behind.iter().all(|&octet| octet == 0);
+        ensure!(whole, "{} octets of ours came as {of_us:?}", ours.len());
         connection.disconnect();
         ends.siw.ended()?;
         connection.wait_closed(LIMIT);
@@ -110,6 +113,21 @@ fn private_data(lab: &mut Lab, role: Role, revision: Revision) -> Result<String>
 }
 
 fn rejected(lab: &mut Lab, role: Role, revision: Revision) -> Result<String> {
+    // siw looks at a FIN before it looks at the Reply in front of it, if its machine is slow enough to have both.
+    const ATTEMPTS: u32 = 5;
+    for _ in 1..ATTEMPTS {
+        if rejected_with_reason(lab, role, revision)? {
+            return Ok(String::new());
+        }
+    }
+    // QEMU's user-mode network always has the FIN in the segment of the Reply.
+    let came = rejected_with_reason(lab, role, revision)?;
+    ensure!(came || !lab.guest.has_tap(), "siw has overlooked our reason {ATTEMPTS} times");
+    Ok(if came { String::new() } else { "siw looks at the FIN first".into() })
+}
+
+/// Whether the reason was looked at.
+fn rejected_with_reason(lab: &mut Lab, role: Role, revision: Revision) -> Result<bool> {
     let reason = pattern::octets(37, 9);
     let mut plan = Plan::new(role).with(|param| param.revision(revision).fallback(false));
     plan.decision = Decision::Reject(reason.clone());
@@ -119,20 +137,20 @@ fn rejected(lab: &mut Lab, role: Role, revision: Revision) -> Result<String> {
         Role::WeConnect => match ours {
             Err(ConnectError::Rejected { private_data, .. }) => {
                 ensure!(private_data == reason, "siw's reason came as {private_data:?}");
+                Ok(true)
             }
-            other => return Err(failed(format!("{other:?}"))),
+            other => Err(failed(format!("{other:?}"))),
         },
         Role::SiwConnects => match siw {
             Some(Settled::Failed(event, _, data)) => {
                 ensure!(event == "RDMA_CM_EVENT_REJECTED", "siw: {event}");
-                // QEMU's user-mode network puts the FIN into the segment of the Reply, and siw looks at that first.
-                let lost = data.is_empty() && !lab.guest.has_tap();
+                let lost = data.is_empty();
                 ensure!(lost || data.starts_with(&reason), "our reason came as {data:?}");
+                Ok(!lost)
             }
-            other => return Err(failed(format!("siw: {other:?}"))),
+            other => Err(failed(format!("siw: {other:?}"))),
         },
     }
-    Ok(String::new())
 }
 
 fn nothing_listens(lab: &mut Lab, role: Role) -> Result<String> {
@@ -251,15 +269,6 @@ fn no_reads(lab: &mut Lab, role: Role) -> Result<String> {
 fn responder_first(lab: &mut Lab, role: Role, rtr: RtrTypes) -> Result<String> {
     let plan =
         Plan::new(role).with(|param| if role == Role::WeConnect { param.rtr(rtr) } else { param });
-    // Without a ready-to-receive message our sender waits for siw's first FPDU.
-    let settings: &[(&str, &str)] = match (role, rtr.is_empty()) {
-        (Role::SiwConnects, true) => &[],
-        (Role::SiwConnects, false) if rtr == RtrTypes::READ => {
-            &[("peer_to_peer", "1"), ("rtr_type", "64")]
-        }
-        _ => &[("peer_to_peer", "1"), ("rtr_type", "128")],
-    };
-    lab.guest.set(settings)?;
     let mut pair = Pair::new(lab, plan, MEMORY)?;
     match role {
         Role::WeConnect => pair.transfer(Operation::SEND, End::Siw, 100, 1)?,

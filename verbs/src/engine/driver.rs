@@ -4,8 +4,8 @@
 //! device's sockets, runs the timers of the connections, and carries a single-threaded tokio runtime
 //! for the set-up tasks of the connection manager. A socket is reported once and then silent until it
 //! is armed again by the pass that follows; while a program polls the completion queues of a queue pair
-//! (holds their *lease*), the driver neither runs that pass nor arms the socket, but looks now and then
-//! whether the program still polls.
+//! (holds their *lease*), the driver neither runs that pass nor is the socket armed, or in the set at all, but the driver
+//! looks now and then whether the program still polls.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -194,6 +194,13 @@ impl Driver {
             tracing::warn!(qp = qp.number, %error, "socket not armed");
             shared.deadline(Instant::now() + RETRY, qp.key());
         }
+    }
+
+    /// Has the socket not reported until it is armed again.
+    pub(super) fn silence(&self, qp: &QpInner, socket: BorrowedFd<'_>) {
+        let Some(shared) = self.live() else { return };
+        let silenced = shared.set.silence(socket, qp.key());
+        debug_assert!(silenced.is_ok(), "a set of our own cannot fail: {silenced:?}");
     }
 
     /// Whether the thread has been started, and goes on.

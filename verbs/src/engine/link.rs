@@ -53,6 +53,8 @@ pub(crate) struct Link {
     emss_due: u32,
     /// What the driver was last asked to report, unless it has since.
     armed: Option<Interest>,
+    /// The driver's set may have the socket, armed or not.
+    pub(super) listed: bool,
     /// The deadline that the driver knows.
     deadline: Option<Instant>,
     /// When a close that waits for what is posted becomes one that does not.
@@ -147,6 +149,7 @@ impl Link {
             sizes,
             emss_due: 4,
             armed: None,
+            listed: false,
             deadline: None,
             resort: None,
             quiet: false,
@@ -626,6 +629,12 @@ impl Link {
     /// Has the driver told of whatever this connection waits for, unless a program polls for it.
     fn arm(&mut self, qp: &QpInner, driver: &Driver) {
         if qp.parked.load(Ordering::Acquire) {
+            // Where the socket is looked at all the time, nobody needs to be told of each segment. It is armed again by
+            // the pass of whoever takes the queue pair out of the parking.
+            if std::mem::take(&mut self.listed) {
+                self.armed = None;
+                driver.silence(qp, self.socket.as_fd());
+            }
             return;
         }
         let wanted = Interest { read: self.reads(), write: self.tx.blocked };
@@ -641,6 +650,7 @@ impl Link {
             return;
         }
         self.armed = Some(wanted);
+        self.listed = true;
         driver.arm(qp, self.socket.as_fd(), wanted);
     }
 }

@@ -153,6 +153,17 @@ impl DriverSet {
         })
     }
 
+    /// Reports nothing of a socket until it is armed again, but what the driver already has.
+    #[expect(clippy::unnecessary_wraps, reason = "same as linux.rs")]
+    pub(crate) fn silence(&self, _socket: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        self.change(|driven| {
+            if let Some(member) = driven.sockets.get_mut(&key) {
+                member.armed = None;
+            }
+        });
+        Ok(())
+    }
+
     /// Forgets a socket; to be called before it is closed. A report that the driver already has, but
     /// has not looked at, is not taken back.
     #[expect(clippy::unnecessary_wraps, reason = "same as linux.rs")]

@@ -81,6 +81,35 @@ fn a_lease_lapses_when_the_program_stops_polling() {
     }
 }
 
+/// Each segment for a member of the driver's set costs its sender time, whether it is armed or not.
+#[test]
+fn a_socket_that_a_program_polls_is_not_in_the_drivers_set() {
+    let Pair { a, b } = Setup::default().connect();
+    let far = b.region(8);
+    let write = |round: u64| {
+        let ball = SendRequest::write_inline(round, round.to_le_bytes(), far.remote());
+        a.qp.post_send(ball).unwrap();
+        assert_success(&a.sent(), round);
+    };
+    let is_listed = || b.qp.0.inner.engine.lock().link.as_ref().is_some_and(|link| link.listed);
+    let mut round = 0;
+    for _ in 0..3 {
+        until("its program to be enough", || {
+            round += 1;
+            write(round);
+            until("the Write", || {
+                assert!(b.recv_cq.poll_one().is_none());
+                far.load_u64(0).unwrap() == round.to_le()
+            });
+            !is_listed()
+        });
+        until("the end of the lease", is_listed);
+        round += 1;
+        write(round);
+        until("the driver", || far.load_u64(0).unwrap() == round.to_le());
+    }
+}
+
 /// Polls of both sides spend their budgets in the middle of a transfer, and then nobody polls any more.
 #[test]
 fn a_transfer_goes_on_when_the_programs_stop_polling() {

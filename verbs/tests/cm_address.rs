@@ -86,9 +86,17 @@ fn fc_052_one_port_for_both_families() {
     // Connections of the listeners before linger.
     let options = BindOptions::default().reuse(true);
     let only = options.v6_only(true);
-    let v4 = bind(&world, "0.0.0.0:0", options).unwrap();
-    let port = v4.local_addr().port();
-    let v6 = bind(&world, (Ipv6Addr::UNSPECIFIED, port), only).unwrap();
+    let begun = Instant::now();
+    let (v4, v6, port) = loop {
+        let v4 = bind(&world, "0.0.0.0:0", options).unwrap();
+        let port = v4.local_addr().port();
+        match bind(&world, (Ipv6Addr::UNSPECIFIED, port), only) {
+            Ok(v6) => break (v4, v6, port),
+            // It was free for IPv4; somebody else may have it for IPv6.
+            Err(error) if error.errno() == 98 && begun.elapsed() < GUARD => {}
+            Err(error) => panic!("port {port}: {error}"),
+        }
+    };
     meet(&world, &v4, ("127.0.0.1", port));
     meet(&world, &v6, ("::1", port));
 

@@ -4,8 +4,8 @@
 //! device's sockets, runs the timers of the connections, and carries a single-threaded tokio runtime
 //! for the set-up tasks of the connection manager. A socket is reported once and then silent until it
 //! is armed again by the pass that follows; while a program polls the completion queues of a queue pair
-//! (holds their *lease*), the driver neither runs that pass nor is the socket armed, or in the set at all, but the driver
-//! looks now and then whether the program still polls.
+//! (holds their *lease*), the driver does not run that pass, and the first pass of somebody else takes the socket out of
+//! the set. The driver looks now and then whether the program still polls.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -42,6 +42,9 @@ pub(crate) struct Driver {
     starting: Mutex<Start>,
     running: OnceLock<Arc<Shared>>,
     retries: Counter,
+    /// How many arming attempts are to fail.
+    #[cfg(test)]
+    failing: std::sync::atomic::AtomicU32,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -126,6 +129,8 @@ impl Driver {
             starting: Mutex::new(Start::Possible),
             running: OnceLock::new(),
             retries: Counter::default(),
+            #[cfg(test)]
+            failing: std::sync::atomic::AtomicU32::new(0),
             thread: Mutex::new(None),
         }
     }
@@ -185,15 +190,36 @@ impl Driver {
         drop(qp);
     }
 
-    /// Has the socket reported once.
-    pub(super) fn arm(&self, qp: &QpInner, socket: BorrowedFd<'_>, interest: Interest) {
-        let Some(shared) = self.live() else { return };
-        if let Err(error) = shared.set.arm(socket, qp.key(), interest) {
-            // Out of kernel memory. The driver tries again; without it the connection might stand still.
+    /// Has the socket reported once. `false`: it will not be, and has to be armed again by the pass to which the
+    /// driver comes in some moments.
+    #[must_use]
+    pub(super) fn arm(&self, qp: &QpInner, socket: BorrowedFd<'_>, interest: Interest) -> bool {
+        // Without a driver there is nobody to tell, now or later.
+        let Some(shared) = self.live() else { return true };
+        let armed = shared.set.arm(socket, qp.key(), interest);
+        #[cfg(test)]
+        let armed = if self.fails() { Err(io::ErrorKind::OutOfMemory.into()) } else { armed };
+        if let Err(error) = &armed {
+            // Out of kernel memory, or of the user's watches: a socket that had left the set joins it anew. Without
+            // another try the connection would stand still.
             self.retries.count();
             tracing::warn!(qp = qp.number, %error, "socket not armed");
             shared.deadline(Instant::now() + RETRY, qp.key());
         }
+        armed.is_ok()
+    }
+
+    /// Whether this attempt is one of those that are to fail.
+    #[cfg(test)]
+    fn fails(&self) -> bool {
+        let one_less = |left: u32| left.checked_sub(1);
+        self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }
+
+    /// Has so many attempts to arm a socket fail.
+    #[cfg(test)]
+    pub(super) fn fail_arming(&self, times: u32) {
+        self.failing.store(times, Ordering::Relaxed);
     }
 
     /// Has the socket not reported until it is armed again.

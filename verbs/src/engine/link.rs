@@ -53,7 +53,7 @@ pub(crate) struct Link {
     emss_due: u32,
     /// What the driver was last asked to report, unless it has since.
     armed: Option<Interest>,
-    /// The driver's set may have the socket, armed or not.
+    /// The driver's set may have the socket, armed or not, and it was not silenced.
     pub(super) listed: bool,
     /// The deadline that the driver knows.
     deadline: Option<Instant>,
@@ -629,9 +629,10 @@ impl Link {
     /// Has the driver told of whatever this connection waits for, unless a program polls for it.
     fn arm(&mut self, qp: &QpInner, driver: &Driver) {
         if qp.parked.load(Ordering::Acquire) {
-            // Where the socket is looked at all the time, nobody needs to be told of each segment. It is armed again by
-            // the pass of whoever takes the queue pair out of the parking.
-            if std::mem::take(&mut self.listed) {
+            // Whoever polls or waits reads the socket, so that nobody else needs to be told of each segment; the pass
+            // that ends the parking arms it again. Where nothing is read for now, only the set tells of a reset.
+            if self.listed && self.reads() {
+                self.listed = false;
                 self.armed = None;
                 driver.silence(qp, self.socket.as_fd());
             }
@@ -649,8 +650,7 @@ impl Link {
         if known {
             return;
         }
-        self.armed = Some(wanted);
         self.listed = true;
-        driver.arm(qp, self.socket.as_fd(), wanted);
+        self.armed = driver.arm(qp, self.socket.as_fd(), wanted).then_some(wanted);
     }
 }

@@ -203,7 +203,7 @@ fn a_v6_only_listener_leaves_the_port_to_ipv4() {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     let bind = || {
         let socket = Socket::open(&any)?;
-        socket.set_v6_only(true)?;
+        socket.set_v6_only(true).unwrap();
         socket.bind(&any)?;
         Ok::<_, io::Error>(socket)
     };
@@ -283,9 +283,7 @@ fn the_segment_size_is_that_of_the_payload() {
         let timestamps = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_timestamps").unwrap();
         let headers = if timestamps.trim() == "0" { 40 } else { 52 };
         let mtu = sockopt::ip_mtu(&here).unwrap();
-        assert!(later <= mtu - headers, "{later} of {mtu}");
-        // The kernel keeps a little below 64 KiB, where the window has come so far.
-        assert!(later <= 60_000 || later + 2 * headers >= mtu, "{later} of {mtu}");
+        assert!((first + 1..=mtu - headers).contains(&later), "{first}, then {later} of {mtu}");
     }
 }
 

@@ -110,6 +110,26 @@ fn a_socket_that_a_program_polls_is_not_in_the_drivers_set() {
     }
 }
 
+/// The system may be out of memory for sockets that are watched: nobody polls, and nothing stands still.
+#[test]
+fn a_socket_that_could_not_be_armed_is_armed_later() {
+    let Pair { a, b } = Setup::default().connect();
+    let far = b.region(8);
+    let driver = b.qp.0.inner.driver();
+    for round in 1..=4_u64 {
+        let before = driver.retries();
+        driver.fail_arming(3);
+        for half in [1, 2] {
+            let ball = round * 2 + half;
+            a.qp.post_send(SendRequest::write_inline(ball, ball.to_le_bytes(), far.remote()))
+                .unwrap();
+            assert_success(&a.sent(), ball);
+            until("the driver", || far.load_u64(0).unwrap() == ball.to_le());
+        }
+        until("the attempts that fail", || driver.retries() >= before + 3);
+    }
+}
+
 /// Polls of both sides spend their budgets in the middle of a transfer, and then nobody polls any more.
 #[test]
 fn a_transfer_goes_on_when_the_programs_stop_polling() {

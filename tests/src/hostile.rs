@@ -76,13 +76,15 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// If that is so few that a test with them would show nothing.
 #[must_use]
 pub fn affordable(wanted: usize) -> usize {
-    const FEW: usize = 60;
+    const FEW: usize = 64;
     /// For the test program, the neighbour and the harness.
     const OTHERS: usize = 200;
+    /// What is asked for where there is no maximum: not every system takes "no limit" for an answer.
+    const PLENTY: u64 = 8192;
     let limit = getrlimit(Resource::Nofile);
-    // Where there is no maximum, the present limit has to do.
-    if limit.maximum.is_some() {
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if limit.current.is_some_and(|current| current < limit.maximum.unwrap_or(PLENTY)) {
+        let current = limit.maximum.or(Some(PLENTY));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
     }
     let limit = getrlimit(Resource::Nofile).current;
     let room = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));

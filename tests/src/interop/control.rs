@@ -58,6 +58,11 @@ impl Line {
         Ok(Self { reader: BufReader::new(stream), last: "hello".into(), broken: false })
     }
 
+    /// Gives the line up.
+    pub(super) const fn break_off(&mut self) {
+        self.broken = true;
+    }
+
     /// Whether a command was left without an answer.
     pub(super) const fn is_broken(&self) -> bool {
         self.broken
@@ -84,11 +89,17 @@ impl Line {
     }
 
     pub(super) fn answer(&mut self) -> Result<Answer> {
+        if self.broken {
+            return Err(failed(format!(
+                "an answer to {:?} would be that to another command",
+                self.last
+            )));
+        }
         let mut lines = Vec::new();
         loop {
             let mut line = String::new();
             let read = self.reader.read_line(&mut line);
-            self.broken = !read.as_ref().is_ok_and(|&length| length > 0);
+            self.broken |= !read.as_ref().is_ok_and(|&length| length > 0);
             let length = read.map_err(|error| {
                 failed(format!("the guest does not answer {:?}: {error}", self.last))
             })?;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Result,
+    Failure, Result,
     control::{Answer, Line},
     failed,
 };
@@ -147,7 +147,12 @@ impl Guest {
     /// A new process with one end of a connection; its number and its line.
     pub(super) fn peer(&mut self) -> Result<(u32, Line)> {
         self.agent.ask("peer")?;
-        let mut line = accept(&self.listener, &mut self.machine)?;
+        let line = accept(&self.listener, &mut self.machine);
+        if line.is_err() {
+            // What comes later would be taken for the next one.
+            self.agent.break_off();
+        }
+        let mut line = line?;
         let hello = line.answer()?;
         let number = hello.number(1)?;
         Ok((u32::try_from(number).map_err(failed)?, line))
@@ -167,10 +172,12 @@ impl Guest {
         Ok(lines)
     }
 
-    /// The first alarm of the kernel since the last time.
-    pub(super) fn take_alarm(&mut self) -> Result<Option<String>> {
-        self.log()?;
-        Ok(self.alarm.take())
+    /// The first alarm of the kernel since the last time, as far as the guest still tells.
+    pub(super) fn take_alarm(&mut self) -> Option<String> {
+        if let Err(Failure(reason)) = self.log() {
+            self.alarm.get_or_insert_with(|| format!("nothing any more: {reason}"));
+        }
+        self.alarm.take()
     }
 
     /// Starts a program; its process number.

@@ -76,26 +76,24 @@ impl Lab {
             );
         }
         // What the cases share with the tests panics where something of the harness goes wrong.
-        match catch_unwind(AssertUnwindSafe(|| self.attempt(case))) {
-            Ok(Ok(note)) => Outcome::Passed(note),
-            Ok(Err(Failure(reason))) => Outcome::Failed(reason),
-            Err(_) => Outcome::Failed("a panic, which is above".into()),
+        let result = catch_unwind(AssertUnwindSafe(|| self.attempt(case)));
+        let result = result.unwrap_or_else(|_| Err(failed("a panic, which is above")));
+        match (result, self.guest.take_alarm()) {
+            (Ok(note), None) => Outcome::Passed(note),
+            (Ok(_), Some(line)) => Outcome::Failed(format!("the kernel said: {line}")),
+            (Err(Failure(reason)), None) => Outcome::Failed(reason),
+            (Err(Failure(reason)), Some(line)) => {
+                Outcome::Failed(format!("{reason}; the kernel said: {line}"))
+            }
         }
     }
 
     fn attempt(&mut self, case: &Case) -> Result<String> {
-        self.guest.take_alarm()?;
-        self.guest.set(case.settings)?;
-        let result = (case.run)(self);
-        // A guest that has not answered has nothing to say about its kernel either.
-        let alarm = if self.guest.is_usable() { self.guest.take_alarm()? } else { None };
-        match (result, alarm) {
-            (result, None) => result,
-            (Ok(_), Some(line)) => Err(failed(format!("the kernel said: {line}"))),
-            (Err(Failure(reason)), Some(line)) => {
-                Err(failed(format!("{reason}; the kernel said: {line}")))
-            }
+        if let Some(line) = self.guest.take_alarm() {
+            return Err(failed(format!("after the case before, the kernel said: {line}")));
         }
+        self.guest.set(case.settings)?;
+        (case.run)(self)
     }
 }
 

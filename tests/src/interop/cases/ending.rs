@@ -141,11 +141,7 @@ fn siw_dies(lab: &mut Lab, role: Role, under: Under) -> Result<String> {
     let reason = pair.connection.wait_closed(LIMIT).ok_or_else(|| failed("our end lives"))?;
     // The kernel closes the stream for its program. Whether that is in order is for what was under way to say; between
     // two Writes it would be.
-    match under {
-        Under::Nothing => ensure!(reason.is_orderly(), "nothing was under way: {reason}"),
-        Under::OurReads => ensure!(!reason.is_orderly(), "Reads were under way: {reason}"),
-        Under::Writes => {}
-    }
+    ensure!(reason.is_orderly() || under != Under::Nothing, "nothing was under way: {reason}");
     if under == Under::OurReads {
         let mut failures = 0;
         for id in 1..UNDER_WAY {
@@ -158,6 +154,7 @@ fn siw_dies(lab: &mut Lab, role: Role, under: Under) -> Result<String> {
             );
         }
         ensure!(failures > 0, "all Reads were answered before the kill");
+        ensure!(!reason.is_orderly(), "Reads were under way: {reason}");
     }
     pair.ours.expect_flushed(RECEIVES)?;
     Ok(reason.to_string())

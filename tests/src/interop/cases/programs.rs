@@ -83,9 +83,12 @@ impl Programs {
                 (lab.guest.start(&client)?, server)
             }
         };
+        let number = u32::try_from(theirs)?;
         let theirs = lab.guest.wait(theirs);
         if theirs.is_err() {
+            // Neither may hold its port while other cases run.
             ours.kill();
+            let _ = lab.guest.kill(number);
         }
         let ended = ours.wait();
         let told = format!("ours ended with {}: {} {}", ended.status, ended.stdout, ended.stderr);

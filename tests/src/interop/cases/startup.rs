@@ -100,16 +100,19 @@ fn private_data(lab: &mut Lab, role: Role, revision: Revision) -> Result<String>
             Role::WeConnect => (connection.private_data(), &asked),
         };
         ensure!(of_siw == theirs, "{} octets of siw came as {of_siw:?}", theirs.len());
-        // rdma_cm hands out whole words.
-        let behind = of_us.get(ours.len()..).unwrap_or_default();
-        let whole =
-            of_us.starts_with(&ours) && behind.len() < 4 && behind.iter().all(|&octet| octet == 0);
+        let whole = is_in_words(&ours, of_us);
         ensure!(whole, "{} octets of ours came as {of_us:?}", ours.len());
         connection.disconnect();
         ends.siw.ended()?;
         connection.wait_closed(LIMIT);
     }
     Ok(String::new())
+}
+
+/// Whether these are the octets that were sent, filled up as `rdma_cm` does: it hands out whole words.
+fn is_in_words(sent: &[u8], came: &[u8]) -> bool {
+    let padding = came.strip_prefix(sent);
+    padding.is_some_and(|octets| octets.len() < 4 && octets.iter().all(|&octet| octet == 0))
 }
 
 fn rejected(lab: &mut Lab, role: Role, revision: Revision) -> Result<String> {
@@ -145,7 +148,7 @@ fn rejected_with_reason(lab: &mut Lab, role: Role, revision: Revision) -> Result
             Some(Settled::Failed(event, _, data)) => {
                 ensure!(event == "RDMA_CM_EVENT_REJECTED", "siw: {event}");
                 let lost = data.is_empty();
-                ensure!(lost || data.starts_with(&reason), "our reason came as {data:?}");
+                ensure!(lost || is_in_words(&reason, &data), "our reason came as {data:?}");
                 Ok(!lost)
             }
             other => Err(failed(format!("siw: {other:?}"))),

@@ -28,6 +28,9 @@ const LOOK_AROUND: u32 = 16;
 /// made when the first of these needs it, so that a queue that is only ever polled for few connections
 /// costs no descriptor, and its sockets are watched by nobody but the driver.
 ///
+/// A system that is out of descriptors or of memory may refuse the set, or a socket's place in it. Polls and waits are
+/// *blind* from then on: they may miss a connection, so the driver looks at all of them, as if nobody polled.
+///
 /// Nothing here keeps a queue pair alive. No lock is held while a queue pair is driven.
 #[derive(Debug, Default)]
 pub(super) struct Members {
@@ -43,6 +46,8 @@ pub(super) struct Members {
     crowded: AtomicBool,
     /// More than one is connected.
     several: AtomicBool,
+    /// Not all that are connected can be seen.
+    blind: AtomicBool,
     /// Where the next poll begins, so that a busy connection does not shut the others out.
     turn: AtomicU32,
 }
@@ -110,9 +115,9 @@ impl Members {
         }
         drop(active);
         self.crowded.store(true, Ordering::Relaxed);
-        // Without it, those that are not active would wait for the driver: slower, but not for ever.
         if let Err(error) = self.make_set(&table) {
             tracing::warn!(%error, "no descriptor to look at many connections at once");
+            self.go_blind();
         }
     }
 
@@ -264,6 +269,17 @@ impl Members {
         self.crowded.load(Ordering::Relaxed)
     }
 
+    /// Leaves the looking to the driver: slower, but nothing waits for ever.
+    pub(super) fn go_blind(&self) {
+        self.blind.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there may be connections that neither polls nor waits see.
+    #[inline]
+    pub(super) fn are_blind(&self) -> bool {
+        self.blind.load(Ordering::Relaxed)
+    }
+
     /// Whether more than one connection reports here.
     #[inline]
     pub(super) fn are_several(&self) -> bool {
@@ -295,7 +311,7 @@ impl Members {
             let set = self.set.get_or_init(|| Arc::new(set));
             for (&number, member) in table {
                 if let Some(socket) = &member.socket {
-                    add(set, number, socket);
+                    self.add(set, number, socket);
                 }
             }
         }
@@ -304,9 +320,18 @@ impl Members {
         })
     }
 
+    fn add(&self, set: &WaitSet, number: u32, socket: &Socket) {
+        use std::os::fd::AsFd;
+
+        if let Err(error) = set.add(socket.as_fd(), number.into()) {
+            tracing::warn!(qp = number, %error, "socket not watched by its completion queue");
+            self.go_blind();
+        }
+    }
+
     fn watch(&self, number: u32, socket: &Socket) {
         if let Some(set) = self.set.get() {
-            add(set, number, socket);
+            self.add(set, number, socket);
         }
     }
 
@@ -341,14 +366,5 @@ impl Members {
             }));
             self.crowded.store(false, Ordering::Relaxed);
         }
-    }
-}
-
-/// Without its place in the set, a connection is driven by polls and by the driver alone.
-fn add(set: &WaitSet, number: u32, socket: &Socket) {
-    use std::os::fd::AsFd;
-
-    if let Err(error) = set.add(socket.as_fd(), number.into()) {
-        tracing::warn!(qp = number, %error, "socket not watched by its completion queue");
     }
 }

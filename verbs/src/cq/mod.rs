@@ -209,6 +209,17 @@ impl CqInner {
         self.members.is_crowded()
     }
 
+    /// Whether there may be connections that those who poll or wait do not see.
+    pub(crate) fn is_blind(&self) -> bool {
+        self.members.are_blind()
+    }
+
+    /// As if the system had refused a descriptor.
+    #[cfg(test)]
+    pub(crate) fn go_blind(&self) {
+        self.members.go_blind();
+    }
+
     /// Whether more than one connection reports here.
     #[inline]
     pub(crate) fn has_several(&self) -> bool {

@@ -57,11 +57,11 @@ impl Lot {
 }
 
 impl Parking {
-    /// Parks a queue pair whose socket has something to do, if a completion queue of it is leased.
+    /// Parks a queue pair whose socket has something to do, if a completion queue of it is leased, and sees it.
     /// Nobody polls for one that was destroyed, however busy its queues are.
     pub(super) fn park(&mut self, qp: &Arc<QpInner>) -> bool {
-        let leased = [&qp.recv_cq, &qp.send_cq].into_iter().find(|cq| cq.lease().is_held());
-        let Some(cq) = leased else { return false };
+        let sees = |cq: &&Arc<CqInner>| cq.lease().is_held() && !cq.is_blind();
+        let Some(cq) = [&qp.recv_cq, &qp.send_cq].into_iter().find(sees) else { return false };
         // Passes do not arm the socket from here on. One that runs now may have done so: that costs
         // one more report.
         if qp.parked.swap(true, Ordering::AcqRel) {
@@ -106,7 +106,7 @@ impl Parking {
                 return true;
             }
             let polls = lot.cq.lease().polls();
-            if polls != std::mem::replace(&mut lot.polls, polls) {
+            if polls != std::mem::replace(&mut lot.polls, polls) && !lot.cq.is_blind() {
                 lot.excused = 0;
                 lot.pause = (lot.pause * 2).min(LAST_LOOK);
                 lot.look = now + lot.pause;
@@ -156,6 +156,28 @@ mod tests {
         assert!(qp.recv_cq.lease().is_held());
         assert!(!parking.park(qp));
         assert!(!qp.parked.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn the_driver_takes_over_what_a_queue_may_not_see() {
+        let end = Setup::default().end();
+        let qp = &end.qp.0.inner;
+        let mut parking = Parking::default();
+        let polls = || {
+            while !qp.recv_cq.lease().is_held() {
+                assert!(end.recv_cq.poll_one().is_none());
+            }
+        };
+        polls();
+        assert!(parking.park(qp));
+        qp.recv_cq.go_blind();
+        while let Some(look) = parking.next_look() {
+            assert!(end.recv_cq.poll_one().is_none());
+            parking.look(look);
+        }
+        assert!(!qp.parked.load(Ordering::Acquire));
+        polls();
+        assert!(!parking.park(qp));
     }
 
     #[test]

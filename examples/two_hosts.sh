@@ -34,7 +34,7 @@ Every other ARGUMENT goes to both ends of two_host. What only one end takes goes
 
   examples/two_hosts.sh --netem "delay 1ms loss 0.1% reorder 1%" --file /usr/bin/bash
   examples/two_hosts.sh --program work_queue --to-b --jobs=5000 --to-b --size=4k
-  examples/two_hosts.sh --program counter_lock --to-b --members=1 --to-a --increments=5000
+  examples/two_hosts.sh --program counter_lock --to-a --increments=5000
   examples/two_hosts.sh --program rping --netem "delay 1ms" -C 5 -V -v
   examples/two_hosts.sh --mtu 9000 --offload-off --capture /tmp/iwarp.pcap --markers --no-crc
 
@@ -81,6 +81,11 @@ while (($# > 0)); do
 done
 if [[ ! $mtu =~ ^[0-9]{3,5}$ ]] || ((mtu < 576 || mtu > 65535)); then
     misuse "--mtu wants a number from 576 to 65535, not $mtu"
+fi
+
+# One member joins from here, and the host of the counter would wait for more.
+if [[ $program == counter_lock && " ${arguments_b[*]-}" != *" --members"* ]]; then
+    arguments_b+=(--members=1)
 fi
 
 # --- outside: build, then come back in namespaces of our own -----------------------------------------------------

@@ -260,6 +260,12 @@ fn figures_add_up() {
         }
         assert!(started.elapsed() < GUARD, "no post made a pass: {now}");
     };
+    let passes = posted.passes_of_posts
+        + posted.polls_with_work
+        + posted.polls_without_work
+        + posted.passes_of_waits
+        + posted.passes_of_driver;
+    assert!(passes > 1, "{posted}");
     let again = posted.writes_sent - here.writes_sent;
     assert_eq!(posted.octets_sent - here.octets_sent, again * (4096 + 20), "{posted}");
     // Of a connection that lives, and of the same one when it is over.
